@@ -1,0 +1,19 @@
+"""Typed recipes."""
+
+from relax_infer.config.load import (
+    RecipeError,
+    load_recipe,
+    parse_overrides,
+    recipe_sha256,
+    shipped_recipes,
+)
+from relax_infer.config.recipe import Recipe
+
+__all__ = [
+    "Recipe",
+    "RecipeError",
+    "load_recipe",
+    "parse_overrides",
+    "recipe_sha256",
+    "shipped_recipes",
+]

@@ -1,0 +1,135 @@
+"""Recipes from names, files or mappings; every error names file, field, value and the cure."""
+
+import copy
+import hashlib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from relax_infer.config.recipe import Recipe
+from relax_infer.contracts.failures import PermanentError
+
+
+class RecipeError(PermanentError, ValueError):
+    """A recipe that cannot be used; the text lists every fault with its field."""
+
+
+def shipped_recipes() -> tuple[str, ...]:
+    """Names of the recipes in the package."""
+    folder = resources.files("relax_infer.config") / "recipes"
+    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+
+def load_recipe(
+    recipe: str | Path | dict[str, Any], overrides: dict[str, Any] | None = None
+) -> Recipe:
+    """A validated recipe.
+
+    Args:
+        recipe: a shipped recipe's name, the path of a YAML file, or the recipe as a mapping.
+        overrides: dotted keys and values put over it; a value of None removes the key.
+
+    Raises:
+        RecipeError: names the file, each wrong field with its value, and what is allowed.
+    """
+    document, origin = _read(recipe)
+    document = copy.deepcopy(document)
+    for key, value in (overrides or {}).items():
+        _override(document, key, value, origin)
+    try:
+        return Recipe.model_validate(document)
+    except ValidationError as error:
+        raise RecipeError(f"{origin}: {_explain(error)}") from None
+
+
+def recipe_sha256(recipe: Recipe) -> str:
+    """Identity of a resolved recipe."""
+    text = json.dumps(recipe.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_overrides(assignments: list[str]) -> dict[str, Any]:
+    """``["train.learning_rate=1e-4"]`` as a mapping; values are read as YAML."""
+    overrides: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise RecipeError(
+                f"--set {assignment}: not of the form key=value",
+                cure="Write for instance --set train.learning_rate=1.0e-4.",
+            )
+        try:
+            overrides[key.strip()] = _number(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise RecipeError(f"--set {assignment}: the value is not YAML: {error}") from None
+    return overrides
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads ``1e-4`` as text; a person means the number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:
+    if isinstance(recipe, dict):
+        return recipe, "recipe"
+    name = str(recipe)
+    if name in shipped_recipes():
+        text = (resources.files("relax_infer.config") / "recipes" / f"{name}.yaml").read_text()
+        origin = f"recipe {name}"
+    else:
+        path = Path(name)
+        if not path.is_file():
+            raise RecipeError(
+                f"recipe {name}: no shipped recipe and no file of that name",
+                cure=f"Shipped: {', '.join(shipped_recipes())}.",
+            )
+        text, origin = path.read_text(), name
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{origin}: not YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise RecipeError(f"{origin}: a recipe is a mapping, this is {type(document).__name__}")
+    return cast("dict[str, Any]", document), origin
+
+
+def _override(document: dict[str, Any], key: str, value: Any, origin: str) -> None:
+    *parents, last = key.split(".")
+    here: dict[str, Any] = document
+    for parent in parents:
+        below = here.get(parent)
+        if below is None:
+            below = here[parent] = {}
+        if not isinstance(below, dict):
+            raise RecipeError(
+                f"{origin}: cannot set {key}: {parent} is {below!r}, not a section of the recipe"
+            )
+        here = cast("dict[str, Any]", below)
+    if value is None:
+        here.pop(last, None)
+    else:
+        here[last] = value
+
+
+def _explain(error: ValidationError) -> str:
+    faults: list[str] = []
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"])
+        message = fault["msg"].removeprefix("Value error, ")
+        given = fault.get("input")
+        shown = f", got {given!r}" if isinstance(given, (str, int, float, bool)) else ""
+        if fault["type"] == "extra_forbidden":
+            message = "no such field"
+            shown = ""
+        faults.append(f"{where}: {message}{shown}" if where else message)
+    return "; ".join(faults)

@@ -1,0 +1,1 @@
+"""Values that cross a process boundary: workflow inputs, results, messages, policies."""

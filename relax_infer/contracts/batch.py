@@ -1,0 +1,100 @@
+"""What the data activities of a step take and give: references and small counts."""
+
+from pydantic import Field
+
+from relax_infer.contracts.base import Message
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.refs import RunRef, StagedRef
+from relax_infer.contracts.run import BatchMetrics, FrontAddress
+
+
+class PhaseRequest(Message):
+    """Generate, judge or teach: the phase reads its input, asks only for what no shard holds."""
+
+    run: RunRef
+    step: int
+    weight_version: int
+    """Generation: the version that every sample must carry."""
+    front: FrontAddress
+    groups: tuple[EngineGroupSpec, ...]
+    """Engines that may have requests of an earlier attempt in flight."""
+    source: StagedRef | None = None
+    """Generated samples; None for the generation itself."""
+
+
+class PhaseResult(Message):
+    """One compacted, immutable file."""
+
+    staged: StagedRef
+    attempt: int
+    requested: int
+    """Requests that this attempt sent; what earlier attempts finished is not among them."""
+    reused_groups: int
+    settled: int = 0
+    """Requests of earlier attempts that were aborted and confirmed gone before asking again."""
+
+
+class WriteBackRequest(Message):
+    run: RunRef
+    step: int
+    generated: StagedRef
+    judged: StagedRef | None
+    taught: StagedRef | None
+
+
+class WriteBackResult(Message):
+    """The validated batch."""
+
+    staged: StagedRef
+    dropped_groups: int = 0
+    drop_reasons: dict[str, int] = Field(default_factory=dict)
+
+
+class PublishRequest(Message):
+    run: RunRef
+    step: int
+    scored: StagedRef
+
+
+class PublishResult(Message):
+    """What TransferQueue was seen to hold after the put."""
+
+    partition: str
+    keys: int
+    digest: str
+    """SHA-256 over keys in order and every published column, computed from the rows read back."""
+
+
+class FinaliseRequest(Message):
+    run: RunRef
+    step: int
+    scored: StagedRef
+    published: PublishResult
+    dropped_groups: int = 0
+    drop_reasons: dict[str, int] = Field(default_factory=dict)
+
+
+class FinaliseResult(Message):
+    metrics: BatchMetrics
+    export: StagedRef
+    """JSON Lines of the scored samples, for people."""
+
+
+class EvaluateRequest(Message):
+    run: RunRef
+    step: int
+    weight_version: int
+    front: FrontAddress
+
+
+class RegistryPush(Message):
+    """One role's snapshot for the gateway; an older (term, revision) is refused there."""
+
+    gateway_url: str
+    role: str
+    term: int
+    document: dict[str, object]
+    """Schema 2 document."""
+    router_workers: tuple[str, ...] | None = None
+    """Addresses that the router must hold exactly, before this is pushed; None: no router."""
+    router_url: str | None = None

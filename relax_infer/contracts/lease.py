@@ -1,0 +1,162 @@
+"""Requests to the GPU lease and what it answers."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from relax_infer.contracts.base import Message, StartInput
+from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.refs import RunRef, StagedRef, WeightsRef
+from relax_infer.contracts.training import TrainerSpec
+from relax_infer.machines import BatchState, LeaseState
+
+AcquirePurpose = Literal["startup", "train", "weight_sync", "eval", "shutdown"]
+LeaseMethod = Literal[
+    "begin_batch",
+    "activate",
+    "deactivate",
+    "acquire",
+    "release",
+    "acknowledge_rollout_offloaded",
+    "begin_student_scoring",
+    "commit_batch",
+    "fail_batch",
+    "reconcile",
+    "resolve",
+]
+
+
+class LeaseRequest(Message):
+    """One lease operation, as an update or inside a signal.
+
+    ``operation_id`` is the idempotency key: the same id with the same fingerprint (batch, method,
+    role) joins or returns the recorded result, another fingerprint is an error.
+    """
+
+    operation_id: str
+    method: LeaseMethod
+    batch: str | None = None
+    role: LeaseRole | None = None
+    purpose: AcquirePurpose | None = None
+    weights: WeightsRef | None = None
+    """acquire: weights that the role must have resident."""
+    message: str | None = None
+    """fail_batch: the cause."""
+    who: str | None = None
+    why: str | None = None
+    confirm_released: bool = False
+    abandon: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.method}|{self.batch or ''}|{self.role or ''}|{self.purpose or ''}"
+
+
+class LeaseAnswer(Message):
+    """What a lease operation led to."""
+
+    fence: FenceToken | None = None
+    """The grant under which the role now is, or was until it let go."""
+    evidence: StagedRef | None = None
+    """After an offload: staged list of ReleaseEvidence."""
+    holders: tuple[str, ...] = ()
+    """Everything that had to release."""
+    weight_version: int | None = None
+    """Of the role's resident weights, read back from every replica."""
+    weights_digest: str | None = None
+
+
+class BatchRecord(Message):
+    """The batch gate of the lease."""
+
+    batch: str
+    state: BatchState
+    error: str | None = None
+    rollout_released: bool = False
+    student_scoring_started: bool = False
+
+
+class RoleLease(Message):
+    """One role's lease."""
+
+    state: LeaseState
+    fence: FenceToken | None = None
+    reason: str | None = None
+    """Why it is BLOCKED."""
+
+
+class LeaseStatus(Message):
+    """Answer of GpuLease's query ``state``."""
+
+    pool: str
+    fence_counter: int
+    roles: dict[str, RoleLease]
+    batch: BatchRecord | None
+    holder: str | None
+    """The role that holds the pool, if any."""
+    transitions: tuple["LeaseTransition", ...] = ()
+
+
+class LeaseTransition(Message):
+    """One change of one role's lease, for reports."""
+
+    at: float
+    """Unix seconds, workflow time."""
+    role: str
+    event: str
+    state: str
+    fence: int
+
+
+class LeaseInput(StartInput):
+    """Start of GpuLease; the carried part is filled by continue-as-new only."""
+
+    run: RunRef
+    pool: str = "default"
+    roles: tuple[str, ...]
+    operation_timeout: float = 180.0
+    """Seconds a role may take to answer before its lease is BLOCKED."""
+    reconcile_timeout: float = 120.0
+    """Seconds of automatic read-only reconcile before a person is asked."""
+    trainer: TrainerSpec | None = None
+    carried: dict[str, Any] | None = None
+
+
+class RoleOperation(Message):
+    """What the lease asks of a role, and a role of its engine groups."""
+
+    method: Literal["onload", "offload", "load_weights", "probe", "stop"]
+    fence: FenceToken
+    weights: WeightsRef | None = None
+
+
+class RoleResult(Message):
+    """What the role answers."""
+
+    evidence: StagedRef | None = None
+    holders: tuple[str, ...] = ()
+    weight_version: int | None = None
+    weights_digest: str | None = None
+    state: str = ""
+    """Probe: SLEEPING, READY or BLOCKED, as proved under the asked token."""
+    replicas: int = Field(default=0)
+
+
+class RoleInput(StartInput):
+    """Start of InferenceRole."""
+
+    run: RunRef
+    role: str
+    groups: tuple[EngineGroupSpec, ...]
+    operation_timeout: float = 180.0
+    carried: dict[str, Any] | None = None
+
+
+class LifecycleInput(StartInput):
+    """Start of EngineLifecycle."""
+
+    run: RunRef
+    group: EngineGroupSpec
+    operation_timeout: float = 180.0
+    carried: dict[str, Any] | None = None

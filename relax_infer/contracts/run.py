@@ -1,0 +1,208 @@
+"""Start, state and results of runs and steps."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from relax_infer.contracts.base import Message, StartInput
+from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole
+from relax_infer.contracts.refs import RunRef, StagedRef, WeightsRef
+from relax_infer.contracts.training import TrainerSpec, TrainResult
+from relax_infer.machines import RunState, StepPhase
+
+
+class RunInput(StartInput):
+    """The JSON that a person types to start a TrainingRun."""
+
+    recipe: str | dict[str, Any]
+    """Name of a shipped recipe, path of a YAML file that the worker can read, or the recipe."""
+    steps: int | None = Field(default=None, ge=1)
+    """Target step; None: the recipe's."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Dotted recipe keys and their values, e.g. ``{"train.learning_rate": 0.0001}``."""
+    steps_per_history: int | None = Field(default=None, ge=1)
+    """Continue as new after this many steps; None: when Temporal suggests it."""
+    carried: "RunCarry | None" = None
+    """Filled by continue-as-new only."""
+
+
+class RunPlan(Message):
+    """The resolved recipe as far as workflows need it."""
+
+    run: RunRef
+    recipe_name: str
+    recipe_sha256: str
+    steps: int
+    roles: tuple[LeaseRole, ...]
+    """Roles that take part, trainer included, in the order in which a step leases them."""
+    groups: tuple[EngineGroupSpec, ...]
+    trainer: TrainerSpec
+    initial_weights: WeightsRef
+    judged_by_genrm: bool
+    distilled: bool
+    evaluation_every: int
+    """Steps between evaluations; 0: never."""
+    operation_timeout: float
+    reconcile_timeout: float
+    phase_attempts: int
+    """How often a step may run a phase whose failure is transient."""
+
+
+class Binding(Message):
+    """The placement group that the cluster gave, and specs that name it."""
+
+    placement_group: str
+    plan: RunPlan
+    """The plan with every group's and the trainer's bundles filled in."""
+
+
+class FrontAddress(Message):
+    """Where a run's router and gateway answer."""
+
+    router_url: str
+    gateway_url: str
+
+
+class StepInput(StartInput):
+    """Start of TrainingStep. Step 0 syncs the first weights and evaluates; it does not train."""
+
+    step: int
+    plan: RunPlan
+    weights: WeightsRef
+    """Weights that the policy samples with."""
+    evaluate: bool
+    last: bool = False
+
+
+class PhaseTime(Message):
+    phase: StepPhase
+    started: float
+    """Unix seconds, workflow time."""
+    seconds: float
+
+
+class Evaluation(Message):
+    """Accuracy on the held-out problems with pinned weights."""
+
+    step: int
+    weight_version: int
+    problems: int
+    accuracy: float
+    """Share answered exactly right, greedy."""
+    unanswered: int = 0
+    """Problems whose request failed; an evaluation with any is reported, never rounded away."""
+
+
+class BatchMetrics(Message):
+    """Of the scored batch, before training."""
+
+    samples: int
+    groups: int
+    dropped_groups: int
+    drop_reasons: dict[str, int] = Field(default_factory=dict)
+    reward_mean: float | None
+    reward_std: float | None
+    exact_share: float | None
+    """Share of samples that the task's own checker accepts, where it has one."""
+    teacher_kl: float | None
+    """Mean over response tokens of rollout minus teacher log-prob."""
+    response_tokens: int
+    truncated: int
+
+
+class StepResult(Message):
+    """What a step leaves behind."""
+
+    step: int
+    weights: WeightsRef
+    batch: BatchMetrics | None = None
+    training: TrainResult | None = None
+    evaluation: Evaluation | None = None
+    phases: tuple[PhaseTime, ...] = ()
+    record: StagedRef | None = None
+
+
+class StepStatus(Message):
+    """Answer of TrainingStep's query ``status``."""
+
+    step: int
+    phase: StepPhase
+    doing: str
+    """In words."""
+    attempts: dict[str, int] = Field(default_factory=dict)
+    """Runs of each phase so far."""
+    error: str | None = None
+
+
+class RunProgress(Message):
+    """One line of the run's history, kept over continue-as-new (the last 1,000)."""
+
+    step: int
+    reward: float | None = None
+    accuracy: float | None = None
+    teacher_kl: float | None = None
+    loss: float | None = None
+    seconds: float = 0.0
+    record: StagedRef | None = None
+
+
+class RunStatus(Message):
+    """Answer of TrainingRun's query ``status``."""
+
+    run: str
+    state: RunState
+    doing: str
+    """In words; when it waits, what for and the command that releases it."""
+    step: int
+    """Last finished step."""
+    target: int
+    weight_version: int | None = None
+    accuracy: float | None = None
+    reward: float | None = None
+    progress: tuple[RunProgress, ...] = ()
+    """The newest 50."""
+    error: str | None = None
+    gateway_url: str | None = None
+    store: str | None = None
+    lease: str | None = None
+    """Workflow id of the lease."""
+    roles: dict[str, str] = Field(default_factory=dict)
+    """Role and its workflow id."""
+
+
+class RunCarry(Message):
+    """Everything that continue-as-new of TrainingRun takes along."""
+
+    plan: RunPlan
+    state: RunState
+    front: FrontAddress
+    step: int
+    target: int
+    weights: WeightsRef
+    progress: tuple[RunProgress, ...] = ()
+    histories: int = 0
+
+
+class ResolveRun(Message):
+    """A person's answer to a BLOCKED run."""
+
+    who: str
+    why: str
+    action: Literal["retry", "stop"] = "retry"
+    confirm_released: bool = False
+    """The person looked and says that the named holder has let go of its GPUs."""
+
+
+class StepRecord(Message):
+    """The small durable record of one step; reports rest on it."""
+
+    run: str
+    step: int
+    outcome: StepPhase
+    result: StepResult
+    transitions: tuple[dict[str, Any], ...] = ()
+    """Lease transitions during the step (see LeaseTransition)."""
+    error: str | None = None
+
+
+RunInput.model_rebuild()

@@ -1,0 +1,102 @@
+"""What goes to and comes from the trainer group."""
+
+from pydantic import Field
+
+from relax_infer.contracts.base import Message
+from relax_infer.contracts.engines import BundleBinding, ReleaseEvidence
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.refs import RunRef, WeightsRef
+
+
+class TrainerSpec(Message):
+    """Everything that is needed to start and operate the trainer group, on any worker."""
+
+    run: RunRef
+    model_path: str
+    """Hugging Face folder of the initial policy."""
+    ranks: int
+    placement_group: str
+    bundles: tuple[BundleBinding, ...]
+    ray_gpu_fraction: float
+    seed: int
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    grad_clip: float
+    """Global gradient norm."""
+    clip_low: float
+    clip_high: float
+    """PPO ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    mini_batches: int
+    advantage_eps: float
+    """Added to the group's standard deviation."""
+    use_reward: bool
+    """GRPO advantage from the samples' rewards."""
+    distillation: float
+    """Coefficient of (teacher - student) log-prob per token; 0: none."""
+    keep_checkpoints: int
+
+    @property
+    def namespace(self) -> str:
+        return f"relax-{self.run.run}"
+
+    def actor_name(self, rank: int) -> str:
+        return f"trainer.rank-{rank}"
+
+
+class TrainerStatus(Message):
+    """Where the trainer stands, from its ledger."""
+
+    step: int
+    """Last step in the ledger; 0: none yet."""
+    resident: bool
+    """Whether parameters and optimizer are on the training device."""
+    fence: FenceToken | None
+
+
+class TrainerOperation(Message):
+    """Start, onload, offload or stop of the trainer group."""
+
+    trainer: TrainerSpec
+    operation_id: str
+    fence: FenceToken
+
+
+class TrainerReport(Message):
+    status: TrainerStatus
+    evidence: tuple[ReleaseEvidence, ...] = ()
+
+
+class TrainRequest(Message):
+    """Train once on one committed partition."""
+
+    trainer: TrainerSpec
+    fence: FenceToken
+    step: int
+    partition: str
+    keys: int
+    """Rows that the partition must hold."""
+    digest: str
+    """Of the published rows, as `publish_batch` gave it; the trainer computes it again."""
+
+
+class TrainResult(Message):
+    """One ledger entry. The same step asked again returns the recorded entry."""
+
+    step: int
+    rows: int
+    loss: float
+    grad_norm: float
+    clip_fraction: float
+    policy_kl: float
+    """Mean over trained tokens of rollout log-prob minus trainer log-prob."""
+    logprob_gap: float
+    """Mean absolute difference, before the update, between the engines' log-probs of the sampled
+    tokens and the trainer's own."""
+    tokens: int
+    seconds: float
+    weights: WeightsRef
+    """The new weights, exported and durable."""
+    repeated: bool = False
+    """True when the ledger already had the step and nothing was trained."""
+    metrics: dict[str, float] = Field(default_factory=dict)
