@@ -149,7 +149,8 @@ class OffloadCheck(Message):
 
     role: LeaseRole
     fence: FenceToken
-    evidence: StagedRef
+    evidence: tuple[StagedRef, ...]
+    """Staged lists of :class:`ReleaseEvidence`, one per engine group."""
     holders: tuple[str, ...]
     """Every holder that must appear, exactly once."""
     tags: tuple[str, ...] = RESIDENT_TAGS

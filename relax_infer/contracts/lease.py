@@ -2,8 +2,6 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from relax_infer.contracts.base import Message, StartInput
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole
 from relax_infer.contracts.fence import FenceToken
@@ -11,7 +9,7 @@ from relax_infer.contracts.refs import RunRef, StagedRef, WeightsRef
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.machines import BatchState, LeaseState
 
-AcquirePurpose = Literal["startup", "train", "weight_sync", "eval", "shutdown"]
+AcquirePurpose = Literal["startup", "train", "weight_sync", "eval"]
 LeaseMethod = Literal[
     "begin_batch",
     "activate",
@@ -22,31 +20,41 @@ LeaseMethod = Literal[
     "begin_student_scoring",
     "commit_batch",
     "fail_batch",
+    "wait_committed",
     "reconcile",
     "resolve",
 ]
 
 
-class LeaseRequest(Message):
-    """One lease operation, as an update or inside a signal.
+class LeaseCommand(Message):
+    """One lease operation, as the body of an update.
 
     ``operation_id`` is the idempotency key: the same id with the same fingerprint (batch, method,
-    role) joins or returns the recorded result, another fingerprint is an error.
+    role, purpose) joins or returns the recorded result; with another it is an error.
     """
 
     operation_id: str
-    method: LeaseMethod
     batch: str | None = None
     role: LeaseRole | None = None
     purpose: AcquirePurpose | None = None
     weights: WeightsRef | None = None
-    """acquire: weights that the role must have resident."""
+    """begin_batch, activate, acquire: weights that the role must have resident."""
     message: str | None = None
     """fail_batch: the cause."""
     who: str | None = None
+    """resolve: the person who looked."""
     why: str | None = None
+    """resolve: what they saw."""
     confirm_released: bool = False
+    """resolve: the person says that the blocked role has let go of its GPUs."""
     abandon: bool = False
+    """resolve: the pending or failed batch is given up."""
+
+
+class LeaseRequest(LeaseCommand):
+    """A command and what it commands; what workflows send each other."""
+
+    method: LeaseMethod
 
     @property
     def fingerprint(self) -> str:
@@ -58,10 +66,12 @@ class LeaseAnswer(Message):
 
     fence: FenceToken | None = None
     """The grant under which the role now is, or was until it let go."""
-    evidence: StagedRef | None = None
-    """After an offload: staged list of ReleaseEvidence."""
+    evidence: tuple[StagedRef, ...] = ()
+    """After an offload: staged lists of ReleaseEvidence."""
     holders: tuple[str, ...] = ()
     """Everything that had to release."""
+    resolved_by: str | None = None
+    """The person who said that the role had let go; there is no evidence then."""
     weight_version: int | None = None
     """Of the role's resident weights, read back from every replica."""
     weights_digest: str | None = None
@@ -126,21 +136,21 @@ class LeaseInput(StartInput):
 class RoleOperation(Message):
     """What the lease asks of a role, and a role of its engine groups."""
 
-    method: Literal["onload", "offload", "load_weights", "probe", "stop"]
-    fence: FenceToken
+    method: Literal["onload", "offload", "probe", "stop"]
+    fence: FenceToken | None
+    """The grant; None: the last one the role saw (stop of a run that ends)."""
     weights: WeightsRef | None = None
 
 
 class RoleResult(Message):
     """What the role answers."""
 
-    evidence: StagedRef | None = None
+    evidence: tuple[StagedRef, ...] = ()
     holders: tuple[str, ...] = ()
     weight_version: int | None = None
     weights_digest: str | None = None
     state: str = ""
     """Probe: SLEEPING, READY or BLOCKED, as proved under the asked token."""
-    replicas: int = Field(default=0)
 
 
 class RoleInput(StartInput):

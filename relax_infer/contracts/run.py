@@ -110,6 +110,30 @@ class BatchMetrics(Message):
     truncated: int
 
 
+class ResolveRequest(Message):
+    """Ask of ``resolve_recipe``."""
+
+    run: str
+    start: RunInput
+
+
+class WeightSyncInput(StartInput):
+    """Start of WeightSync: bring one published version to every policy engine."""
+
+    run: RunRef
+    weights: WeightsRef
+    operation_timeout: float = 180.0
+
+
+class WeightSyncResult(Message):
+    """Read back from every engine."""
+
+    version: int
+    digest: str
+    """Of the resident weights, as the engines computed it; equal on all of them."""
+    engines: int
+
+
 class StepResult(Message):
     """What a step leaves behind."""
 
