@@ -1,0 +1,1 @@
+"""Fenced SGLang engines: launch, drain, release with proof, weights, routing."""

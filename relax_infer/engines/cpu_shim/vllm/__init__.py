@@ -1,0 +1,1 @@
+"""Answers ``import vllm._custom_ops``, which SGLang does on platforms that it does not know."""
