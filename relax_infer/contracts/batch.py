@@ -90,11 +90,10 @@ class EvaluateRequest(Message):
 class RegistryPush(Message):
     """One role's snapshot for the gateway; an older (term, revision) is refused there."""
 
-    gateway_url: str
+    run: RunRef
     role: str
     term: int
     document: dict[str, object]
     """Schema 2 document."""
     router_workers: tuple[str, ...] | None = None
-    """Addresses that the router must hold exactly, before this is pushed; None: no router."""
-    router_url: str | None = None
+    """Addresses that the router must hold, exactly, before this is pushed; None: leave it."""

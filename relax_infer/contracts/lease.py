@@ -136,7 +136,7 @@ class LeaseInput(StartInput):
 class RoleOperation(Message):
     """What the lease asks of a role, and a role of its engine groups."""
 
-    method: Literal["onload", "offload", "probe", "stop"]
+    method: Literal["onload", "offload", "probe", "stop", "resolve"]
     fence: FenceToken | None
     """The grant; None: the last one the role saw (stop of a run that ends)."""
     weights: WeightsRef | None = None

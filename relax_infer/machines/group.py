@@ -62,7 +62,7 @@ GROUP = Machine(
         (_G.BLOCKED, _E.READY_PROVED, _G.READY),
         (_G.BLOCKED, _E.RESOLVED_BY_OPERATOR, _G.STOPPED),
         (tuple(s for s in _G if s not in (_G.STOPPING, _G.STOPPED)), _E.STOP_STARTED, _G.STOPPING),
-        (_G.STOPPING, _E.RELEASE_PROVED, _G.STOPPED),
+        ((_G.STOPPING, _G.BLOCKED), _E.RELEASE_PROVED, _G.STOPPED),
     ),
     forbidden={
         (_G.BLOCKED, _E.RELEASE_CONFIRMED): "A late answer proves nothing: reconcile probes, or a"

@@ -1,0 +1,85 @@
+"""How a step (or a sync, or a run) deals with the lease: ask, and check evidence of releases."""
+
+from temporalio import workflow
+
+from relax_infer.contracts.engines import OffloadCheck
+from relax_infer.contracts.lease import LeaseAnswer, LeaseMethod, LeaseRequest
+from relax_infer.contracts.refs import WeightsRef
+from workflows._calls import CONFIRM_OFFLOAD
+from workflows._mailbox import Mailbox
+
+
+class LeaseClient:
+    """Asks ``<run>.lease`` on behalf of this workflow.
+
+    A lease that is BLOCKED answers when it is known again where the role stands; so asking has no
+    deadline of its own: it waits as long as a person may need.
+    """
+
+    def __init__(self, mail: Mailbox, run: str) -> None:
+        self._mail = mail
+        self._run = run
+        self._asked = 0
+
+    def operation_id(self, method: str, role: str | None = None) -> str:
+        """Unique in the run: a workflow's run id stands in it, so a retried step is a new asker."""
+        self._asked += 1
+        who = f"{workflow.info().workflow_id}:{workflow.info().run_id[:8]}"
+        return f"{who}:{self._asked}:{role + ':' if role else ''}{method}"
+
+    async def ask(self, request: LeaseRequest) -> LeaseAnswer:
+        return await self._mail.ask(
+            f"{self._run}.lease",
+            request.method,
+            request,
+            LeaseAnswer,
+            operation_id=request.operation_id,
+        )
+
+    async def take(
+        self,
+        method: LeaseMethod,
+        role: str | None = None,
+        *,
+        batch: str | None = None,
+        purpose: str | None = None,
+        weights: WeightsRef | None = None,
+        message: str | None = None,
+    ) -> LeaseAnswer:
+        """One lease operation of a step."""
+        return await self.ask(
+            LeaseRequest.model_validate(
+                {
+                    "operation_id": self.operation_id(method, role),
+                    "method": method,
+                    "role": role,
+                    "batch": batch,
+                    "purpose": purpose,
+                    "weights": weights,
+                    "message": message,
+                }
+            )
+        )
+
+    async def release(self, role: str, *, batch: str | None = None) -> LeaseAnswer:
+        """Have ``role`` let go, and read the evidence that it did.
+
+        The lease already waited for it; the evidence is checked again here, by another process,
+        against the token and the tags that were asked for.
+        """
+        method: LeaseMethod = "deactivate" if batch else "release"
+        released = await self.take(method, role, batch=batch)
+        if released.fence is None or released.resolved_by is not None or not released.holders:
+            return released
+        await CONFIRM_OFFLOAD[role](
+            OffloadCheck.model_validate(
+                {
+                    "role": role,
+                    "fence": released.fence,
+                    "evidence": released.evidence,
+                    "holders": released.holders,
+                }
+            ),
+            summary=f"evidence of {role}",
+        )
+        return released

@@ -1,0 +1,50 @@
+"""Engine groups as discovery models: what of a group's state a caller may see."""
+
+from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
+from relax_infer.discovery import ModelSnapshot, ReplicaSnapshot, RoutingSpec
+from relax_infer.machines import GroupState, ReplicaState
+
+_SHOWN = {
+    GroupState.STOPPED: "STARTING",
+    GroupState.BLOCKED: "FAILED",
+    GroupState.STOPPING: "STOPPING",
+}
+
+
+def models_of(groups: tuple[GroupSnapshot, ...], router_url: str | None) -> list[ModelSnapshot]:
+    """Schema 2 models of a role's groups; rollout goes through the router, the others directly."""
+    return [_model(group, router_url) for group in groups]
+
+
+def routing_of(groups: tuple[EngineGroupSpec, ...]) -> RoutingSpec:
+    """A single model is the role's default; each model's id is also its route key."""
+    models = [g.model for g in groups]
+    return RoutingSpec(
+        default_model=models[0] if len(models) == 1 else None,
+        route_key_map={model: model for model in models},
+    )
+
+
+def _model(group: GroupSnapshot, router_url: str | None) -> ModelSnapshot:
+    routed = group.role == "rollout"
+    version = group.weight_version
+    return ModelSnapshot(
+        model_id=group.model,
+        state=_SHOWN.get(group.state, str(group.state)),
+        route_mode="SGLANG_ROUTER" if routed else "DIRECT",
+        router_url=router_url if routed else None,
+        weight_source=group.weight_source,
+        weight_version=str(version) if group.weight_source != "STATIC" and version is not None
+        else None,
+        served_model_name=group.model,
+        engines=[
+            ReplicaSnapshot(
+                engine_id=replica.engine_id,
+                base_url=replica.base_url if replica.state is ReplicaState.READY else None,
+                state=str(replica.state),
+                direct_eligible=not routed,
+                generation=generation,
+            )
+            for replica, generation in zip(group.replicas, group.generations, strict=False)
+        ],
+    )

@@ -1,0 +1,441 @@
+"""GpuLease: who may use a pool of GPUs. One per pool of a run; it outlives every step."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from relax_infer.contracts.engines import LeaseRole
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.lease import (
+    LeaseAnswer,
+    LeaseCommand,
+    LeaseInput,
+    LeaseMethod,
+    LeaseRequest,
+    LeaseStatus,
+    RoleOperation,
+    RoleResult,
+)
+from relax_infer.contracts.mailbox import Answer, Ask
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.machines import LeaseEvent, LeaseState
+from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED, fail, kind_of, text_of
+from workflows._lease_book import LeaseBook, LeaseRefused
+from workflows._mailbox import Mailbox
+from workflows._trainer_role import TrainerRole
+from workflows._visible import show_details, show_state
+
+OPERATIONS_REMEMBERED = 8192
+UPDATES_PER_HISTORY = 1500
+GRANT_ATTEMPTS = 3
+WAITERS = 4
+WAIT_COMMITTED = timedelta(seconds=5)
+METHODS: tuple[LeaseMethod, ...] = (
+    "begin_batch",
+    "activate",
+    "deactivate",
+    "acquire",
+    "release",
+    "acknowledge_rollout_offloaded",
+    "begin_student_scoring",
+    "commit_batch",
+    "fail_batch",
+    "wait_committed",
+    "reconcile",
+    "resolve",
+)
+
+
+@dataclass
+class _Operation:
+    """One remembered operation: what it was, and how it ended once it has."""
+
+    fingerprint: str
+    answer: LeaseAnswer | None = None
+    error: tuple[str, str] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+    def result(self) -> LeaseAnswer:
+        if self.error is not None:
+            raise fail(*self.error)
+        assert self.answer is not None
+        return self.answer
+
+
+@workflow.defn(name="GpuLease")
+class GpuLease:
+    """Grants the pool to one role at a time, and takes it back only on proof.
+
+    Other workflows send the signal ``ask`` (method = a lease method, payload = LeaseRequest),
+    clients send the update of the same name; both run :meth:`_perform`.
+    """
+
+    @workflow.init
+    def __init__(self, start: LeaseInput) -> None:
+        carried: dict[str, Any] = start.carried or {}
+        self._start = start
+        self._book = (
+            LeaseBook.restore(carried["book"]) if carried else LeaseBook(start.pool, start.roles)
+        )
+        self._mail = Mailbox(carried.get("answers"))
+        self._operations = {
+            operation_id: _restore_operation(document)
+            for operation_id, document in carried.get("operations", {}).items()
+        }
+        self._resolved_by: dict[str, str] = {}
+        self._waiters = 0
+        self._updates = 0
+        self._probes = int(carried.get("probes", 0))
+        self._closing = False
+        self._reconciling: set[str] = set()
+        self._trainer = TrainerRole(start.trainer) if start.trainer else None
+        for method in METHODS:
+            self._offer_update(method)
+
+    @workflow.run
+    async def run(self, start: LeaseInput) -> LeaseStatus:
+        self._show()
+        await workflow.wait_condition(lambda: self._closing or self._history_is_long)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        if self._closing:
+            return self._book.status()
+        workflow.continue_as_new(
+            start.model_copy(
+                update={
+                    "carried": {
+                        "book": self._book.carry(),
+                        "answers": self._mail.carry(),
+                        "operations": {k: _carry_operation(v) for k, v in self._operations.items()},
+                        "probes": self._probes,
+                    }
+                }
+            )
+        )
+
+    @property
+    def _history_is_long(self) -> bool:
+        idle = all(operation.ended for operation in self._operations.values())
+        long = workflow.info().is_continue_as_new_suggested() or self._updates > UPDATES_PER_HISTORY
+        return idle and long
+
+    # --- ways in
+
+    @workflow.signal
+    async def ask(self, ask: Ask) -> None:
+        await self._mail.serve(ask, self._answer)
+
+    @workflow.signal
+    def answer(self, answer: Answer) -> None:
+        self._mail.deliver(answer)
+
+    @workflow.query
+    def state(self) -> LeaseStatus:
+        return self._book.status()
+
+    def _offer_update(self, method: LeaseMethod) -> None:
+        async def handle(command: LeaseCommand) -> LeaseAnswer:
+            self._updates += 1
+            return await self._perform(_request(command, method))
+
+        def validate(command: LeaseCommand) -> None:
+            self._refuse_illegal(_request(command, method))
+
+        workflow.set_update_handler(method, handle, validator=validate)
+
+    async def _answer(self, ask: Ask) -> LeaseAnswer:
+        if ask.method == "close":
+            return self._close()
+        return await self._perform(LeaseRequest.model_validate({**ask.payload}))
+
+    def _close(self) -> LeaseAnswer:
+        if not self._book.asleep:
+            raise LeaseRefused(f"{self._book.holder} still holds the pool: the lease stays")
+        self._closing = True
+        return LeaseAnswer()
+
+    def _refuse_illegal(self, request: LeaseRequest) -> None:
+        known = self._operations.get(request.operation_id)
+        if known is not None:
+            self._refuse_other_fingerprint(known, request)
+            return
+        if request.method == "wait_committed" and self._waiters >= WAITERS:
+            raise LeaseRefused(f"{WAITERS} callers wait already: one per trainer group may wait")
+        self._book.check(request)
+
+    @staticmethod
+    def _refuse_other_fingerprint(known: _Operation, request: LeaseRequest) -> None:
+        if known.fingerprint != request.fingerprint:
+            raise LeaseRefused(
+                f"operation {request.operation_id} was {known.fingerprint}; the same id now has a"
+                f" different fingerprint {request.fingerprint}"
+            )
+
+    # --- one operation
+
+    async def _perform(self, request: LeaseRequest) -> LeaseAnswer:
+        """Carry it out once; the same operation id joins it or gets its recorded result."""
+        if request.method == "wait_committed":
+            return await self._wait_committed(request)
+        known = self._operations.get(request.operation_id)
+        if known is not None:
+            self._refuse_other_fingerprint(known, request)
+            await workflow.wait_condition(lambda: known.ended)
+            return known.result()
+        operation = self._operations[request.operation_id] = _Operation(request.fingerprint)
+        try:
+            self._book.check(request)
+            operation.answer = await self._carry_out(request)
+        except LeaseRefused as error:
+            operation.error = (PERMANENT, str(error))
+        except ApplicationError as error:
+            operation.error = (kind_of(error), text_of(error))
+        self._forget_old_operations()
+        self._show()
+        return operation.result()
+
+    async def _carry_out(self, request: LeaseRequest) -> LeaseAnswer:
+        book, batch = self._book, request.batch
+        match request.method:
+            case "begin_batch":
+                if batch in book.committed:
+                    return LeaseAnswer()
+                if book.batch is None or book.batch.batch != batch:
+                    book.begin_batch(batch or "")
+                return await self._grant("rollout", request)
+            case "activate" | "acquire":
+                return await self._grant(_role(request), request)
+            case "deactivate" | "release":
+                return await self._release(_role(request))
+            case "acknowledge_rollout_offloaded":
+                released = await self._release("rollout")
+                book.note_rollout_released()
+                return released
+            case "begin_student_scoring":
+                book.note_student_scoring()
+                return await self._grant("rollout", request)
+            case "commit_batch":
+                if batch not in book.committed:
+                    book.commit_batch()
+            case "fail_batch":
+                book.fail_batch(request.message or "")
+            case "reconcile":
+                for role in book.blocked:
+                    if request.role in (None, role):
+                        await self._reconcile_once(role)
+            case "resolve":
+                await self._resolve(request)
+            case "wait_committed":
+                raise AssertionError("waited for elsewhere")
+        return LeaseAnswer()
+
+    async def _grant(self, role: str, request: LeaseRequest) -> LeaseAnswer:
+        """Grant, have the role load, and answer when it confirmed that it is up."""
+        failures = 0
+        while True:
+            if self._book.roles[role].state is LeaseState.ACTIVE:
+                return LeaseAnswer(fence=self._book.roles[role].fence)
+            attempt = f"{request.operation_id}.{failures}" if failures else request.operation_id
+            fence = self._book.grant(role, attempt, workflow.time())
+            self._show()
+            try:
+                result = await self._have(role, "onload", fence, request.weights)
+            except ApplicationError as error:
+                failures += 1
+                await self._block_until_known(role, error)
+                if failures >= GRANT_ATTEMPTS or kind_of(error) == PERMANENT:
+                    raise
+                self._book.check(request)
+                continue
+            self._book.record(role, LeaseEvent.ONLOAD_CONFIRMED, workflow.time())
+            return LeaseAnswer(
+                fence=fence,
+                weight_version=result.weight_version,
+                weights_digest=result.weights_digest,
+                holders=result.holders,
+            )
+
+    async def _release(self, role: str) -> LeaseAnswer:
+        """Take the pool back; answers only when the release is confirmed, proved or resolved."""
+        while self._book.roles[role].state is not LeaseState.SLEEPING:
+            lease = self._book.roles[role]
+            if lease.state is not LeaseState.ACTIVE:
+                raise LeaseRefused(f"Cannot offload {role} in {lease.state}; lease remains reserved")
+            assert lease.fence is not None
+            self._book.record(role, LeaseEvent.DRAIN_STARTED, workflow.time())
+            self._show()
+            try:
+                result = await self._have(role, "offload", lease.fence, None)
+            except ApplicationError as error:
+                await self._block_until_known(role, error)
+                continue
+            self._book.record(role, LeaseEvent.RELEASE_CONFIRMED, workflow.time())
+            return LeaseAnswer(fence=lease.fence, evidence=result.evidence, holders=result.holders)
+        return LeaseAnswer(
+            fence=self._book.roles[role].fence, resolved_by=self._resolved_by.get(role)
+        )
+
+    async def _have(
+        self, role: str, method: str, fence: FenceToken | None, weights: WeightsRef | None
+    ) -> RoleResult:
+        """Have a role carry out ``method`` under ``fence``."""
+        operation = RoleOperation.model_validate(
+            {"method": method, "fence": fence, "weights": weights}
+        )
+        operation_id = f"{self._start.run.run}.lease-{self._start.pool}.{fence}.{method}"
+        if method == "probe":
+            self._probes += 1
+            operation_id = f"{operation_id}-{self._probes}"
+        if role == "trainer":
+            assert self._trainer is not None
+            return await self._trainer.perform(operation, operation_id)
+        return await self._mail.ask(
+            f"{self._start.run.run}.{role}",
+            method,
+            operation,
+            RoleResult,
+            operation_id=operation_id,
+            timeout=self._start.operation_timeout,
+        )
+
+    # --- BLOCKED
+
+    async def _block_until_known(self, role: str, error: ApplicationError) -> None:
+        """Reserve the pool until a probe or a person says where the role stands."""
+        event = (
+            LeaseEvent.TIMED_OUT if kind_of(error) == UNCONFIRMED else LeaseEvent.OPERATION_FAILED
+        )
+        self._book.record(role, event, workflow.time(), reason=text_of(error))
+        self._show()
+        deadline = workflow.time() + self._start.reconcile_timeout
+        pause = 0.5
+        while role in self._book.blocked and workflow.time() < deadline:
+            await self._reconcile_once(role)
+            if role in self._book.blocked:
+                await workflow.sleep(pause)
+                pause = min(2 * pause, 10.0)
+        if role in self._book.blocked:
+            await self._tell_run("lease_blocked")
+            await workflow.wait_condition(lambda: role not in self._book.blocked)
+            await self._tell_run("lease_unblocked")
+        self._show()
+
+    async def _reconcile_once(self, role: str) -> None:
+        """One read-only probe under the role's token; only what it proves changes the book."""
+        lease = self._book.roles[role]
+        if lease.fence is None or role in self._reconciling:
+            return
+        self._reconciling.add(role)
+        try:
+            result = await self._have(role, "probe", lease.fence, None)
+        except ApplicationError as error:
+            workflow.logger.warning("probe of %s proved nothing: %s", role, text_of(error))
+            return
+        finally:
+            self._reconciling.discard(role)
+        if self._book.roles[role].state is not LeaseState.BLOCKED:
+            return
+        if result.state in ("SLEEPING", "STOPPED"):
+            self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
+        elif result.state == "READY":
+            self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
+
+    async def _resolve(self, request: LeaseRequest) -> None:
+        who = f"{request.who}: {request.why}"
+        for role in self._book.blocked:
+            if request.role in (None, role):
+                if role != "trainer":
+                    await self._have(role, "resolve", self._book.roles[role].fence, None)
+                self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
+                self._resolved_by[role] = who
+        if request.abandon and not self._book.blocked:
+            self._book.abandon_batch()
+
+    async def _tell_run(self, signal: str) -> None:
+        reasons = "; ".join(f"{r}: {self._book.roles[r].reason}" for r in self._book.blocked)
+        try:
+            await workflow.get_external_workflow_handle(self._start.run.run).signal(signal, reasons)
+        except ApplicationError as error:
+            workflow.logger.warning("the run cannot be told that the lease waits: %s", error)
+
+    # --- waiting for a commit
+
+    async def _wait_committed(self, request: LeaseRequest) -> LeaseAnswer:
+        """At most five seconds; outside callers repeat it with a new operation id."""
+        batch = request.batch
+
+        def over() -> bool:
+            current = self._book.batch
+            failed = current is not None and current.batch == batch and self._book.batch_failed
+            return batch in self._book.committed or failed
+
+        self._waiters += 1
+        try:
+            await workflow.wait_condition(over, timeout=WAIT_COMMITTED)
+        except TimeoutError:
+            raise fail(TRANSIENT, f"batch {batch} is not committed yet: ask again") from None
+        finally:
+            self._waiters -= 1
+        if batch not in self._book.committed:
+            assert self._book.batch is not None
+            raise fail(PERMANENT, f"batch {batch} failed: {self._book.batch.error}")
+        return LeaseAnswer()
+
+    # --- pieces
+
+    def _forget_old_operations(self) -> None:
+        for operation_id, operation in list(self._operations.items()):
+            if len(self._operations) <= OPERATIONS_REMEMBERED:
+                return
+            if operation.ended:
+                del self._operations[operation_id]
+
+    def _show(self) -> None:
+        book = self._book
+        if book.blocked:
+            show_state(LeaseState.BLOCKED)
+            reasons = "; ".join(f"{r}: {book.roles[r].reason}" for r in book.blocked)
+            doing = (
+                f"**BLOCKED.** {reasons}. The pool stays reserved; probes go on for"
+                f" {self._start.reconcile_timeout:.0f} s, then a person decides:\n\n"
+                f"`relax-infer resolve {self._start.run.run} --who NAME --why TEXT"
+                " --confirm-released`"
+            )
+        elif book.holder:
+            show_state(f"{book.holder} {book.roles[book.holder].state}")
+            doing = f"Held by **{book.holder}** ({book.roles[book.holder].state})."
+        else:
+            show_state("FREE")
+            doing = "Nobody holds the pool."
+        batch = f"{book.batch.batch}: {book.batch.state}" if book.batch else "none"
+        rows = [(role, str(lease.state)) for role, lease in book.roles.items()]
+        show_details(doing, [*rows, ("batch", batch), ("fence", str(book.fence_counter))])
+
+
+def _request(command: LeaseCommand, method: LeaseMethod) -> LeaseRequest:
+    return LeaseRequest.model_validate({**command.model_dump(), "method": method})
+
+
+def _role(request: LeaseRequest) -> LeaseRole:
+    assert request.role is not None
+    return request.role
+
+
+def _carry_operation(operation: _Operation) -> dict[str, Any]:
+    answer = operation.answer.model_dump(mode="json") if operation.answer else None
+    return {"fingerprint": operation.fingerprint, "answer": answer, "error": operation.error}
+
+
+def _restore_operation(document: dict[str, Any]) -> _Operation:
+    answer = document["answer"]
+    error = document["error"]
+    return _Operation(
+        document["fingerprint"],
+        LeaseAnswer.model_validate(answer) if answer is not None else None,
+        (error[0], error[1]) if error is not None else None,
+    )

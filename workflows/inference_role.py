@@ -1,0 +1,258 @@
+"""InferenceRole: one role (rollout, genrm or teacher), its engine groups and its registry."""
+
+import asyncio
+from typing import Any
+
+from temporalio import workflow
+
+from relax_infer.contracts.batch import RegistryPush
+from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
+from relax_infer.contracts.lease import LifecycleInput, RoleInput, RoleOperation, RoleResult
+from relax_infer.contracts.mailbox import Answer, Ask
+from relax_infer.contracts.run import FrontAddress
+from relax_infer.discovery import InferenceRegistry
+from relax_infer.machines import GROUP, GroupState, ReplicaState
+from workflows._calls import ENSURE_FRONT, PUSH_REGISTRY
+from workflows._failures import PERMANENT, fail
+from workflows._mailbox import Mailbox
+from workflows._registry import models_of, routing_of
+from workflows._visible import attributes, show_details, show_state
+
+
+@workflow.defn(name="InferenceRole")
+class InferenceRole:
+    """Carries the lease's operations to its engine groups and publishes what may be called.
+
+    A role is unpublished before its engines let go, and published after they are up. The registry
+    lives here; the gateway is pushed to, and asks the query ``registry`` when it starts empty.
+    """
+
+    @workflow.init
+    def __init__(self, start: RoleInput) -> None:
+        carried: dict[str, Any] = start.carried or {}
+        self._start = start
+        self._mail = Mailbox(carried.get("answers"))
+        self._groups: dict[str, GroupSnapshot] = {
+            g.model: GroupSnapshot(
+                role=g.role, model=g.model, state=GROUP.initial, weight_source=g.weight_source
+            )
+            for g in start.groups
+        }
+        for document in carried.get("groups", []):
+            snapshot = GroupSnapshot.model_validate(document)
+            self._groups[snapshot.model] = snapshot
+        self._term = int(carried.get("term", 0)) + 1
+        self._front: FrontAddress | None = None
+        self._registry = InferenceRegistry(start.role, registry_epoch=str(workflow.uuid4()))
+        self._doing = ""
+        self._busy = False
+        self._stopped = False
+
+    @workflow.run
+    async def run(self, start: RoleInput) -> None:
+        if start.carried is None:
+            for group in start.groups:
+                await self._start_group(group)
+        self._registry.publish(self._models(), routing=routing_of(self._start.groups))
+        self._show()
+        await workflow.wait_condition(lambda: self._stopped or self._may_continue_as_new)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        if not self._stopped:
+            workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
+
+    @property
+    def _may_continue_as_new(self) -> bool:
+        return not self._busy and workflow.info().is_continue_as_new_suggested()
+
+    def _carry(self) -> dict[str, Any]:
+        return {
+            "answers": self._mail.carry(),
+            "groups": [g.model_dump(mode="json") for g in self._groups.values()],
+            "term": self._term,
+        }
+
+    async def _start_group(self, group: EngineGroupSpec) -> None:
+        run = self._start.run.run
+        await workflow.start_child_workflow(
+            "EngineLifecycle",
+            LifecycleInput(
+                run=self._start.run, group=group, operation_timeout=self._start.operation_timeout
+            ),
+            id=self._group_id(group.model),
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            search_attributes=attributes(run=run, role=group.role),
+            static_summary=f"{group.role} engines of {run}: {group.replicas} x {group.model}",
+        )
+
+    def _group_id(self, model: str) -> str:
+        return f"{self._start.run.run}.{self._start.role}.{model}"
+
+    # --- ways in
+
+    @workflow.signal
+    async def ask(self, ask: Ask) -> None:
+        await self._mail.serve(ask, self._answer)
+
+    @workflow.signal
+    def answer(self, answer: Answer) -> None:
+        self._mail.deliver(answer)
+
+    @workflow.signal
+    def group_changed(self, snapshot: GroupSnapshot) -> None:
+        """An engine group says what it has become; it does so before it answers an operation."""
+        self._groups[snapshot.model] = snapshot
+
+    @workflow.query
+    def snapshot(self) -> dict[str, Any]:
+        """The role's schema 2 document."""
+        return self._registry.snapshot()
+
+    @workflow.query
+    def replicas(self) -> list[GroupSnapshot]:
+        """Every engine group with the state of each replica."""
+        return list(self._groups.values())
+
+    @workflow.query
+    def registry(self) -> dict[str, Any]:
+        """What a gateway that starts empty asks for."""
+        return {"term": self._term, "document": self._registry.snapshot()}
+
+    @workflow.update
+    async def shutdown(self) -> RoleResult:
+        """Unpublish the role and end its engines, with proof."""
+        operation = RoleOperation(method="stop", fence=None)
+        return await self._exclusively(operation, f"{workflow.uuid4()}")
+
+    @shutdown.validator
+    def _check_shutdown(self) -> None:
+        held = [g.model for g in self._groups.values() if GROUP.holds(g.state)]
+        if held:
+            raise ValueError(
+                f"{', '.join(held)} hold GPUs under the lease: release the role first"
+                f" ({self._start.run.run}.lease, update release)"
+            )
+
+    async def _answer(self, ask: Ask) -> RoleResult:
+        operation = RoleOperation.model_validate(ask.payload)
+        if operation.method in ("probe", "resolve"):
+            return await self._pass_on(operation, ask.operation_id)
+        return await self._exclusively(operation, ask.operation_id)
+
+    async def _exclusively(self, operation: RoleOperation, operation_id: str) -> RoleResult:
+        await workflow.wait_condition(lambda: not self._busy)
+        self._busy = True
+        self._doing = operation.method
+        try:
+            match operation.method:
+                case "onload":
+                    result = await self._pass_on(operation, operation_id)
+                    await self._publish()
+                case "offload" | "stop":
+                    self._close_groups()
+                    await self._publish()
+                    result = await self._pass_on(operation, operation_id)
+                    await self._publish()
+                    self._stopped = operation.method == "stop"
+                case _:
+                    raise fail(PERMANENT, f"a role cannot {operation.method}")
+            return result
+        finally:
+            self._busy = False
+            self._doing = ""
+            self._show()
+
+    # --- pieces
+
+    async def _pass_on(self, operation: RoleOperation, operation_id: str) -> RoleResult:
+        """Have every engine group do it; all must succeed, none is left unawaited."""
+        outcomes = await asyncio.gather(
+            *(self._ask_group(group.model, operation, operation_id) for group in self._start.groups),
+            return_exceptions=True,
+        )
+        results: list[RoleResult] = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.append(outcome)
+        versions = {r.weight_version for r in results}
+        digests = {r.weights_digest for r in results}
+        states = {r.state for r in results}
+        return RoleResult(
+            evidence=tuple(e for r in results for e in r.evidence),
+            holders=tuple(h for r in results for h in r.holders),
+            weight_version=versions.pop() if len(versions) == 1 else None,
+            weights_digest=digests.pop() if len(digests) == 1 else None,
+            state=states.pop() if len(states) == 1 else "BLOCKED",
+        )
+
+    async def _ask_group(
+        self, model: str, operation: RoleOperation, operation_id: str
+    ) -> RoleResult:
+        return await self._mail.ask(
+            self._group_id(model),
+            operation.method,
+            operation,
+            RoleResult,
+            operation_id=f"{operation_id}@{model}",
+            timeout=self._start.operation_timeout,
+        )
+
+    def _close_groups(self) -> None:
+        """Show the role as draining before anything of it lets go."""
+        for model, group in self._groups.items():
+            if group.state is GroupState.READY:
+                closed = tuple(
+                    r.model_copy(update={"state": ReplicaState.DRAINING, "base_url": None})
+                    if r.state is ReplicaState.READY
+                    else r
+                    for r in group.replicas
+                )
+                self._groups[model] = group.model_copy(
+                    update={"state": GroupState.DRAINING, "replicas": closed}
+                )
+
+    def _models(self) -> list[Any]:
+        router = self._front.router_url if self._front else None
+        return models_of(tuple(self._groups.values()), router)
+
+    async def _publish(self) -> None:
+        """Bring registry, router and gateway to what the groups are."""
+        if self._front is None:
+            self._front = await ENSURE_FRONT(self._start.run, summary="router and gateway")
+        document = self._registry.publish(self._models())
+        routed = self._start.role == "rollout"
+        self._front = await PUSH_REGISTRY(
+            RegistryPush(
+                run=self._start.run,
+                role=self._start.role,
+                term=self._term,
+                document=document,
+                router_workers=self._router_workers() if routed else None,
+            ),
+            summary=f"publish {self._start.role}",
+        )
+
+    def _router_workers(self) -> tuple[str, ...] | None:
+        """Addresses the router must hold: those that answer; a sleeping pool keeps its own.
+
+        A sleeping engine stays in the router's list, since its own fence refuses every request and
+        registering again would cost seconds at each handover; it leaves the list when it stops.
+        """
+        groups = self._groups.values()
+        if any(g.state in (GroupState.DRAINING, GroupState.SLEEPING) for g in groups):
+            return None
+        return tuple(r.base_url for g in groups for r in g.replicas if r.base_url)
+
+    def _show(self) -> None:
+        states = {g.state for g in self._groups.values()}
+        state = states.pop() if len(states) == 1 else GroupState.ONLOADING
+        show_state(state)
+        doing = f"{self._start.role} is **{state}**" + (
+            f" ({self._doing})." if self._doing else "."
+        )
+        rows = [
+            (f"{g.model} replica {r.replica}", f"{r.state}, weights {r.weight_version}")
+            for g in self._groups.values()
+            for r in g.replicas
+        ]
+        show_details(doing, rows)
