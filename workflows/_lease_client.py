@@ -1,5 +1,7 @@
 """How a step (or a sync, or a run) deals with the lease: ask, and check evidence of releases."""
 
+from typing import Any
+
 from temporalio import workflow
 
 from relax_infer.contracts.engines import OffloadCheck
@@ -36,6 +38,13 @@ class LeaseClient:
             operation_id=request.operation_id,
         )
 
+    def request(self, method: LeaseMethod, **fields: Any) -> LeaseRequest:
+        """A request of this workflow under a fresh operation id."""
+        role = fields.get("role")
+        return LeaseRequest.model_validate(
+            {"operation_id": self.operation_id(method, role), "method": method, **fields}
+        )
+
     async def take(
         self,
         method: LeaseMethod,
@@ -48,17 +57,21 @@ class LeaseClient:
     ) -> LeaseAnswer:
         """One lease operation of a step."""
         return await self.ask(
-            LeaseRequest.model_validate(
-                {
-                    "operation_id": self.operation_id(method, role),
-                    "method": method,
-                    "role": role,
-                    "batch": batch,
-                    "purpose": purpose,
-                    "weights": weights,
-                    "message": message,
-                }
+            self.request(
+                method,
+                role=role,
+                batch=batch,
+                purpose=purpose,
+                weights=weights,
+                message=message,
             )
+        )
+
+    async def ask_to_close(self) -> LeaseAnswer:
+        """End the lease workflow; refused while anyone holds the pool."""
+        request = self.request("reconcile")
+        return await self._mail.ask(
+            f"{self._run}.lease", "close", request, LeaseAnswer, operation_id=request.operation_id
         )
 
     async def release(self, role: str, *, batch: str | None = None) -> LeaseAnswer:

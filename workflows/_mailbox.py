@@ -110,9 +110,7 @@ class Mailbox:
                 kind=kind_of(error),
                 error=text_of(error),
             )
-        return Answer(
-            operation_id=ask.operation_id, ok=True, result=result.model_dump(mode="json")
-        )
+        return Answer(operation_id=ask.operation_id, ok=True, result=result.model_dump(mode="json"))
 
     @staticmethod
     async def _send(asker: str, answer: Answer) -> None:

@@ -34,7 +34,8 @@ def _model(group: GroupSnapshot, router_url: str | None) -> ModelSnapshot:
         route_mode="SGLANG_ROUTER" if routed else "DIRECT",
         router_url=router_url if routed else None,
         weight_source=group.weight_source,
-        weight_version=str(version) if group.weight_source != "STATIC" and version is not None
+        weight_version=str(version)
+        if group.weight_source != "STATIC" and version is not None
         else None,
         served_model_name=group.model,
         engines=[

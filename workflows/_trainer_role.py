@@ -5,7 +5,7 @@ from temporalio.exceptions import ActivityError
 from relax_infer.contracts.lease import RoleOperation, RoleResult
 from relax_infer.contracts.training import TrainerOperation, TrainerSpec
 from workflows._calls import OFFLOAD_TRAINER, ONLOAD_TRAINER, PROBE_TRAINER, STOP_TRAINER, Call
-from workflows._failures import PERMANENT, UNCONFIRMED, fail, kind_of, text_of
+from workflows._failures import PERMANENT, fail, kind_of, text_of
 
 _CALLS: dict[str, Call[TrainerOperation, RoleResult]] = {
     "onload": ONLOAD_TRAINER,
@@ -32,10 +32,11 @@ class TrainerRole:
         request = TrainerOperation(
             trainer=self._trainer, operation_id=operation_id, fence=operation.fence
         )
+        doing = f"trainer {operation.method}"
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await _CALLS[operation.method](request, summary=f"trainer {operation.method}")
+                return await _CALLS[operation.method](request, summary=doing)
             except ActivityError as error:
                 if kind_of(error) == PERMANENT or attempt == ATTEMPTS:
-                    raise fail(kind_of(error), f"trainer {operation.method}: {text_of(error)}")
-        raise fail(UNCONFIRMED, f"trainer {operation.method}: no attempt was made")
+                    raise fail(kind_of(error), f"{doing}: {text_of(error)}") from error
+        raise AssertionError("unreachable")

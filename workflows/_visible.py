@@ -1,9 +1,15 @@
 """What a person sees of a workflow in the web UI: search attributes and current details."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import (
+    SearchAttributeKey,
+    SearchAttributePair,
+    SearchAttributeUpdate,
+    TypedSearchAttributes,
+)
 
 RUN = SearchAttributeKey.for_keyword("RelaxRun")
 STEP = SearchAttributeKey.for_int("RelaxStep")
@@ -30,10 +36,28 @@ def attributes(
 def show_state(state: str) -> None:
     """Make ``state`` searchable; an unchanged one writes no event."""
     if workflow.info().typed_search_attributes.get(STATE) != state:
-        workflow.upsert_search_attributes([STATE.value_set(state)])
+        _upsert(STATE.value_set(str(state)))
 
 
-def show_details(doing: str, rows: list[tuple[str, str]] | None = None) -> None:
+def show_run(run: str) -> None:
+    """For the run itself, which a person starts without search attributes."""
+    _upsert(RUN.value_set(run))
+
+
+def show_weights(version: int) -> None:
+    _upsert(WEIGHT_VERSION.value_set(version))
+
+
+def show_reward(mean: float | None) -> None:
+    if mean is not None:
+        _upsert(REWARD.value_set(mean))
+
+
+def _upsert(update: SearchAttributeUpdate[Any]) -> None:
+    workflow.upsert_search_attributes([update])  # pyright: ignore[reportUnknownMemberType]
+
+
+def show_details(doing: str, rows: Sequence[tuple[str, str]] | None = None) -> None:
     """Current details as Markdown: a sentence, then a table of what matters."""
     text = doing
     if rows:

@@ -265,7 +265,9 @@ class GpuLease:
         while self._book.roles[role].state is not LeaseState.SLEEPING:
             lease = self._book.roles[role]
             if lease.state is not LeaseState.ACTIVE:
-                raise LeaseRefused(f"Cannot offload {role} in {lease.state}; lease remains reserved")
+                raise LeaseRefused(
+                    f"Cannot offload {role} in {lease.state}; lease remains reserved"
+                )
             assert lease.fence is not None
             self._book.record(role, LeaseEvent.DRAIN_STARTED, workflow.time())
             self._show()

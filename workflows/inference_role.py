@@ -166,7 +166,10 @@ class InferenceRole:
     async def _pass_on(self, operation: RoleOperation, operation_id: str) -> RoleResult:
         """Have every engine group do it; all must succeed, none is left unawaited."""
         outcomes = await asyncio.gather(
-            *(self._ask_group(group.model, operation, operation_id) for group in self._start.groups),
+            *(
+                self._ask_group(group.model, operation, operation_id)
+                for group in self._start.groups
+            ),
             return_exceptions=True,
         )
         results: list[RoleResult] = []

@@ -7,7 +7,7 @@ from relax_infer.contracts.run import WeightSyncInput, WeightSyncResult
 from workflows._failures import PERMANENT, fail
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
-from workflows._visible import WEIGHT_VERSION, show_details, show_state
+from workflows._visible import show_details, show_state, show_weights
 
 
 @workflow.defn(name="WeightSync")
@@ -26,7 +26,7 @@ class WeightSync:
     @workflow.run
     async def run(self, start: WeightSyncInput) -> WeightSyncResult:
         weights = start.weights
-        workflow.upsert_search_attributes([WEIGHT_VERSION.value_set(weights.version)])
+        show_weights(weights.version)
         show_state("LOADING")
         show_details(f"Version {weights.version} goes to every policy engine.")
         granted = await self._lease.take(

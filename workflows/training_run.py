@@ -1,0 +1,482 @@
+"""TrainingRun: a run from its recipe to its last step."""
+
+import asyncio
+from collections.abc import Awaitable
+
+from temporalio import workflow
+from temporalio.exceptions import ChildWorkflowError, FailureError
+
+from relax_infer.contracts.lease import (
+    LeaseInput,
+    LeaseRequest,
+    RoleInput,
+    RoleOperation,
+    RoleResult,
+)
+from relax_infer.contracts.mailbox import Answer
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.run import (
+    FrontAddress,
+    ResolveRequest,
+    ResolveRun,
+    RunCarry,
+    RunInput,
+    RunPlan,
+    RunProgress,
+    RunStatus,
+    StepInput,
+    StepResult,
+)
+from relax_infer.contracts.training import TrainerOperation
+from relax_infer.machines import RUN, RunEvent, RunState
+from workflows._calls import (
+    BIND_PLACEMENT,
+    CLOSE_TRANSFER_QUEUE,
+    ENSURE_FRONT,
+    OPEN_TRANSFER_QUEUE,
+    RELEASE_PLACEMENT,
+    RESOLVE_RECIPE,
+    STOP_FRONT,
+    STOP_TRAINER,
+)
+from workflows._failures import PERMANENT, fail, text_of
+from workflows._lease_client import LeaseClient
+from workflows._mailbox import Mailbox
+from workflows._visible import (
+    attributes,
+    show_details,
+    show_reward,
+    show_run,
+    show_state,
+    show_weights,
+)
+
+PROGRESS_KEPT = 1000
+PROGRESS_SHOWN = 50
+
+
+@workflow.defn(name="TrainingRun")
+class TrainingRun:
+    """Brings lease, roles, trainer and servers up, runs step after step, and takes all down again.
+
+    Continues as new between steps only; lease, roles and engine groups live on meanwhile.
+    """
+
+    @workflow.init
+    def __init__(self, start: RunInput) -> None:
+        self._start = start
+        self._id = workflow.info().workflow_id
+        self._mail = Mailbox()
+        self._lease = LeaseClient(self._mail, self._id)
+        self._state: RunState = RUN.initial
+        self._doing = "reads the recipe"
+        self._error: str | None = None
+        self._plan: RunPlan | None = None
+        self._front: FrontAddress | None = None
+        self._weights: WeightsRef | None = None
+        self._step = -1
+        self._target = start.steps or 0
+        self._progress: list[RunProgress] = []
+        self._histories = 0
+        self._steps_here = 0
+        self._resolved: ResolveRun | None = None
+        self._lease_waits: str | None = None
+        if start.carried is not None:
+            self._take_over(start.carried)
+
+    def _take_over(self, carried: RunCarry) -> None:
+        self._state = carried.state
+        self._plan = carried.plan
+        self._front = carried.front
+        self._weights = carried.weights
+        self._step = carried.step
+        self._target = carried.target
+        self._progress = list(carried.progress)
+        self._histories = carried.histories + 1
+
+    # --- ways in
+
+    @workflow.signal
+    def answer(self, answer: Answer) -> None:
+        self._mail.deliver(answer)
+
+    @workflow.signal
+    def lease_blocked(self, reasons: str) -> None:
+        """The lease waits for a person."""
+        self._lease_waits = reasons
+        if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
+            self._move(RunEvent.NEEDS_PERSON, f"waits for a person: {reasons}")
+
+    @workflow.signal
+    def lease_unblocked(self, reasons: str) -> None:
+        """The lease knows again where every role stands."""
+        self._lease_waits = reasons or None
+        if self._state is RunState.BLOCKED and not reasons:
+            self._move(RunEvent.RESOLVED_BY_OPERATOR, "goes on")
+
+    @workflow.query
+    def status(self) -> RunStatus:
+        plan = self._plan
+        accuracy = [p.accuracy for p in self._progress if p.accuracy is not None]
+        reward = [p.reward for p in self._progress if p.reward is not None]
+        return RunStatus(
+            run=self._id,
+            state=self._state,
+            doing=self._doing,
+            step=max(self._step, 0),
+            target=self._target,
+            weight_version=self._weights.version if self._weights else None,
+            accuracy=accuracy[-1] if accuracy else None,
+            reward=reward[-1] if reward else None,
+            progress=tuple(self._progress[-PROGRESS_SHOWN:]),
+            error=self._error,
+            gateway_url=self._front.gateway_url if self._front else None,
+            store=plan.run.store if plan else None,
+            lease=f"{self._id}.lease" if plan else None,
+            roles={role: f"{self._id}.{role}" for role in self._inference_roles} if plan else {},
+        )
+
+    @workflow.update
+    def pause(self) -> RunStatus:
+        """End the current step and begin no other."""
+        self._move(RunEvent.PAUSE_ASKED, "pauses after this step")
+        return self.status()
+
+    @pause.validator
+    def _check_pause(self) -> None:
+        self._need(RunEvent.PAUSE_ASKED)
+
+    @workflow.update
+    def resume(self) -> RunStatus:
+        """Go on after a pause."""
+        self._move(RunEvent.RESUME_ASKED, "goes on")
+        return self.status()
+
+    @resume.validator
+    def _check_resume(self) -> None:
+        self._need(RunEvent.RESUME_ASKED)
+
+    @workflow.update
+    def stop(self) -> RunStatus:
+        """End after the current step; everything is taken down and the store is kept."""
+        self._move(RunEvent.STOP_ASKED, "stops after this step")
+        return self.status()
+
+    @stop.validator
+    def _check_stop(self) -> None:
+        self._need(RunEvent.STOP_ASKED)
+
+    @workflow.update
+    def set_target_steps(self, steps: int) -> RunStatus:
+        """Train until ``steps`` instead; the step at work is not cut short."""
+        self._target = steps
+        return self.status()
+
+    @set_target_steps.validator
+    def _check_set_target_steps(self, steps: int) -> None:
+        if self._state in (RunState.STOPPING, RunState.DONE, RunState.FAILED):
+            raise ValueError(f"the run is {self._state}: its target cannot change any more")
+        if steps <= self._step:
+            raise ValueError(f"step {self._step} is done already: the target must lie beyond it")
+
+    @workflow.update
+    async def resolve(self, resolution: ResolveRun) -> RunStatus:
+        """A person's word: go on (retry) or stop; for a BLOCKED lease, that its holder is gone."""
+        if self._lease_waits is not None:
+            await self._lease.ask(self._lease_resolution(resolution))
+        self._resolved = resolution
+        return self.status()
+
+    @resolve.validator
+    def _check_resolve(self, resolution: ResolveRun) -> None:
+        if self._state is not RunState.BLOCKED:
+            raise ValueError(f"the run is {self._state}, not BLOCKED: there is nothing to resolve")
+        if not resolution.who.strip() or not resolution.why.strip():
+            raise ValueError("resolve needs who looked and why it is safe to go on")
+        if self._lease_waits is not None and not resolution.confirm_released:
+            raise ValueError(
+                f"{self._lease_waits}: look at the processes on the node, then resolve with"
+                " confirm_released"
+            )
+
+    # --- the run
+
+    @workflow.run
+    async def run(self, start: RunInput) -> RunStatus:
+        show_run(self._id)
+        if start.carried is None:
+            try:
+                await self._bring_up()
+            except FailureError as error:
+                await self._fail_to_start(error)
+                raise fail(PERMANENT, self._error or "") from error
+        while self._state is not RunState.STOPPING:
+            await self._next_step()
+        await self._take_down()
+        self._move(RunEvent.RELEASE_PROVED, f"is done: {max(self._step, 0)} steps")
+        return self.status()
+
+    async def _next_step(self) -> None:
+        """One step, or a wait for the person who paused or must decide."""
+        if self._state is RunState.PAUSING:
+            self._move(RunEvent.STEP_ENDED, "is paused; `relax-infer resume` goes on")
+        if self._state in (RunState.PAUSED, RunState.BLOCKED):
+            await workflow.wait_condition(
+                lambda: self._state not in (RunState.PAUSED, RunState.BLOCKED)
+            )
+            return
+        if self._step >= self._target:
+            self._move(RunEvent.TARGET_REACHED, "takes everything down")
+            return
+        if self._history_is_long:
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            workflow.continue_as_new(self._start.model_copy(update={"carried": self._carry()}))
+        await self._take_step(self._step + 1)
+
+    async def _take_step(self, step: int) -> None:
+        plan = self._planned
+        assert self._weights is not None
+        self._show(f"step {step} of {self._target}")
+        last = step == self._target
+        every = plan.evaluation_every
+        began = workflow.time()
+        try:
+            result: StepResult = await workflow.execute_child_workflow(
+                "TrainingStep",
+                StepInput(
+                    step=step,
+                    plan=plan,
+                    weights=self._weights,
+                    evaluate=every > 0 and (step % every == 0 or last),
+                    last=last,
+                ),
+                id=f"{self._id}.step-{step}",
+                result_type=StepResult,
+                search_attributes=attributes(run=self._id, step=step),
+                static_summary=f"step {step} of {self._id}",
+            )
+        except ChildWorkflowError as error:
+            await self._wait_for_person(step, error)
+            return
+        self._steps_here += 1
+        self._step, self._weights = step, result.weights
+        self._note(result, workflow.time() - began)
+
+    async def _wait_for_person(self, step: int, error: FailureError) -> None:
+        """A step gave up; its files are kept. A person says: again, or stop."""
+        self._error = text_of(error)
+        self._resolved = None
+        if self._state is not RunState.BLOCKED and RUN.allows(self._state, RunEvent.NEEDS_PERSON):
+            self._move(RunEvent.NEEDS_PERSON, f"step {step} gave up: {self._error}")
+        await workflow.wait_condition(
+            lambda: self._resolved is not None or self._state is RunState.STOPPING
+        )
+        if self._resolved is not None and self._resolved.action == "stop":
+            self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
+            return
+        if self._resolved is not None:
+            await self._lease.ask(self._lease_resolution(self._resolved, abandon=True))
+            self._error = None
+            self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
+
+    def _lease_resolution(self, resolution: ResolveRun, *, abandon: bool = False) -> LeaseRequest:
+        return self._lease.request(
+            "resolve",
+            who=resolution.who,
+            why=resolution.why,
+            confirm_released=resolution.confirm_released,
+            abandon=abandon,
+        )
+
+    # --- up and down
+
+    async def _bring_up(self) -> None:
+        """Recipe, GPUs, lease, roles, servers; then every role once under the lease, so that what
+        cannot work is found before the first step."""
+        self._plan = await RESOLVE_RECIPE(
+            ResolveRequest(run=self._id, start=self._start), summary="read the recipe"
+        )
+        self._target = self._plan.steps
+        self._weights = self._plan.initial_weights
+        self._show("binds GPUs")
+        bound = await BIND_PLACEMENT(self._plan, summary="bind GPUs")
+        plan = self._plan = bound.plan
+        await self._start_lease(plan)
+        await asyncio.gather(*(self._start_role(plan, role) for role in self._inference_roles))
+        self._show("brings up router, gateway and TransferQueue")
+        front, _, _ = await asyncio.gather(
+            ENSURE_FRONT(plan.run, summary="router and gateway"),
+            OPEN_TRANSFER_QUEUE(plan.run, summary="TransferQueue"),
+            self._try_every_role(),
+        )
+        self._front = front
+        if self._state is RunState.STARTING:
+            self._move(RunEvent.STARTED, "is running")
+
+    async def _start_lease(self, plan: RunPlan) -> None:
+        await workflow.start_child_workflow(
+            "GpuLease",
+            LeaseInput(
+                run=plan.run,
+                roles=plan.roles,
+                operation_timeout=plan.operation_timeout,
+                reconcile_timeout=plan.reconcile_timeout,
+                trainer=plan.trainer,
+            ),
+            id=f"{self._id}.lease",
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            search_attributes=attributes(run=self._id),
+            static_summary=f"who may use the GPUs of {self._id}",
+        )
+
+    async def _start_role(self, plan: RunPlan, role: str) -> None:
+        await workflow.start_child_workflow(
+            "InferenceRole",
+            RoleInput(
+                run=plan.run,
+                role=role,
+                groups=tuple(g for g in plan.groups if g.role == role),
+                operation_timeout=plan.operation_timeout,
+            ),
+            id=f"{self._id}.{role}",
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            search_attributes=attributes(run=self._id, role=role),
+            static_summary=f"{role} of {self._id}",
+        )
+
+    async def _try_every_role(self) -> None:
+        """The policy is not among them: step 0 brings it up with its first weights."""
+        for role in self._planned.roles:
+            if role != "rollout":
+                self._show(f"brings up {role} for the first time")
+                await self._lease.take("acquire", role, purpose="startup")
+                await self._lease.release(role)
+
+    async def _take_down(self) -> None:
+        """Every role is proved gone before anything under it is deleted."""
+        plan = self._planned
+        self._show("stops the roles")
+        await asyncio.gather(*(self._stop_role(role) for role in self._inference_roles))
+        await self._stop_trainer(plan)
+        self._show("takes down TransferQueue, router, gateway and the placement group")
+        await self._lease.ask_to_close()
+        await CLOSE_TRANSFER_QUEUE(plan.run, summary="TransferQueue")
+        await STOP_FRONT(plan.run, summary="router and gateway")
+        await RELEASE_PLACEMENT(plan.run, summary="placement group")
+        if self._state is RunState.RUNNING:  # a person had to resolve something on the way down
+            self._move(RunEvent.STOP_ASKED, "stops")
+
+    async def _stop_role(self, role: str) -> None:
+        await self._mail.ask(
+            f"{self._id}.{role}",
+            "stop",
+            RoleOperation(method="stop", fence=None),
+            RoleResult,
+            operation_id=f"{workflow.info().run_id}:{role}:stop",
+        )
+
+    async def _stop_trainer(self, plan: RunPlan) -> None:
+        last = await self._lease.take("deactivate", "trainer")
+        if last.fence is None:
+            return
+        await STOP_TRAINER(
+            TrainerOperation(
+                trainer=plan.trainer,
+                operation_id=f"{workflow.info().run_id}:trainer:stop",
+                fence=last.fence,
+            ),
+            summary="stop the trainer",
+        )
+
+    async def _fail_to_start(self, error: FailureError) -> None:
+        """Say why, take down what was brought up, end FAILED."""
+        self._error = text_of(error)
+        self._show(f"cannot start: {self._error}; takes down what was brought up")
+        if self._plan is not None:
+            await self._in_peace(self._take_down())
+        self._move(RunEvent.GAVE_UP, f"could not start: {self._error}")
+
+    @staticmethod
+    async def _in_peace(work: Awaitable[object]) -> None:
+        """Part of giving up: a further failure is logged and must not hide the first."""
+        try:
+            await work
+        except FailureError as error:
+            workflow.logger.error("while giving up: %s", text_of(error))
+
+    # --- pieces
+
+    @property
+    def _planned(self) -> RunPlan:
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def _inference_roles(self) -> tuple[str, ...]:
+        return tuple(r for r in self._planned.roles if r != "trainer")
+
+    @property
+    def _history_is_long(self) -> bool:
+        limit = self._start.steps_per_history
+        if limit is not None and self._steps_here >= limit:
+            return True
+        return workflow.info().is_continue_as_new_suggested()
+
+    def _carry(self) -> RunCarry:
+        assert self._front is not None
+        assert self._weights is not None
+        return RunCarry(
+            plan=self._planned,
+            state=self._state,
+            front=self._front,
+            step=self._step,
+            target=self._target,
+            weights=self._weights,
+            progress=tuple(self._progress[-PROGRESS_KEPT:]),
+            histories=self._histories,
+        )
+
+    def _note(self, result: StepResult, seconds: float) -> None:
+        batch, training, evaluation = result.batch, result.training, result.evaluation
+        self._progress.append(
+            RunProgress(
+                step=result.step,
+                reward=batch.reward_mean if batch else None,
+                accuracy=evaluation.accuracy if evaluation else None,
+                teacher_kl=batch.teacher_kl if batch else None,
+                loss=training.loss if training else None,
+                seconds=seconds,
+                record=result.record,
+            )
+        )
+        show_weights(result.weights.version)
+        show_reward(batch.reward_mean if batch else None)
+
+    def _need(self, event: RunEvent) -> None:
+        if not RUN.allows(self._state, event):
+            legal = ", ".join(RUN.legal(self._state)) or "nothing"
+            raise ValueError(f"not legal while the run is {self._state}; legal: {legal}")
+
+    def _move(self, event: RunEvent, doing: str) -> None:
+        self._state = RUN.advance(self._state, event)
+        self._show(doing)
+
+    def _show(self, doing: str) -> None:
+        self._doing = doing
+        show_state(self._state)
+        rows = [
+            (f"step {p.step}", f"reward {_shown(p.reward)}, accuracy {_shown(p.accuracy)}")
+            for p in self._progress[-5:]
+        ]
+        text = f"**{self._state}**: {doing}"
+        if self._state is RunState.BLOCKED:
+            text += (
+                f"\n\n`relax-infer resolve {self._id} --who NAME --why TEXT` goes on;"
+                " add `--stop` to stop, `--confirm-released` when you saw that the named holder"
+                " let go of its GPUs."
+            )
+        show_details(text, rows)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,397 @@
+"""TrainingStep: one step of a run in mode defer, from prompts to new weights in the engines."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import BaseModel
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, FailureError
+
+from relax_infer.contracts.batch import (
+    EvaluateRequest,
+    FinaliseRequest,
+    FinaliseResult,
+    PhaseRequest,
+    PhaseResult,
+    PublishRequest,
+    PublishResult,
+    WriteBackRequest,
+    WriteBackResult,
+)
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.lease import LeaseAnswer, LeaseMethod
+from relax_infer.contracts.mailbox import Answer
+from relax_infer.contracts.refs import StagedRef, WeightsRef
+from relax_infer.contracts.run import (
+    Evaluation,
+    FrontAddress,
+    PhaseTime,
+    StepInput,
+    StepRecord,
+    StepResult,
+    StepStatus,
+    WeightSyncInput,
+    WeightSyncResult,
+)
+from relax_infer.contracts.training import TrainRequest, TrainResult
+from relax_infer.machines import STEP, StepEvent, StepPhase
+from workflows._calls import (
+    CLEAR_PARTITION,
+    ENSURE_FRONT,
+    EVALUATE_POLICY,
+    FINALISE_BATCH,
+    GENERATE_GROUPS,
+    JUDGE_SAMPLES,
+    PUBLISH_BATCH,
+    TEACH_SAMPLES,
+    TRAIN_STEP,
+    WRITE_BACK_SCORES,
+    WRITE_STEP_RECORD,
+    Call,
+)
+from workflows._failures import PERMANENT, fail, kind_of, text_of
+from workflows._lease_client import LeaseClient
+from workflows._mailbox import Mailbox
+from workflows._visible import attributes, show_details, show_reward, show_state, show_weights
+
+LONGEST_PAUSE = 20.0
+I = TypeVar("I", bound=BaseModel)  # noqa: E741
+O = TypeVar("O", bound=BaseModel)  # noqa: E741
+
+
+@workflow.defn(name="TrainingStep")
+class TrainingStep:
+    """prepare → generate → offload → judge → teach → write back → publish → finalise → commit →
+    train → sync weights → evaluate. Step 0 syncs the first weights and evaluates."""
+
+    @workflow.init
+    def __init__(self, start: StepInput) -> None:
+        self._start = start
+        self._plan = start.plan
+        self._batch = f"step-{start.step}"
+        self._mail = Mailbox()
+        self._lease = LeaseClient(self._mail, start.plan.run.run)
+        self._phase: StepPhase = STEP.initial
+        self._entered = workflow.time()
+        self._phases: list[PhaseTime] = []
+        self._attempts: dict[str, int] = {}
+        self._holding: str | None = None
+        self._in_batch = False
+        self._error: str | None = None
+        self._front: FrontAddress | None = None
+        self._result = StepResult(step=start.step, weights=start.weights)
+        self._doing = ""
+        self._scored: StagedRef | None = None
+        self._published: PublishResult | None = None
+
+    @workflow.signal
+    def answer(self, answer: Answer) -> None:
+        self._mail.deliver(answer)
+
+    @workflow.query
+    def status(self) -> StepStatus:
+        return StepStatus(
+            step=self._start.step,
+            phase=self._phase,
+            doing=self._doing,
+            attempts=self._attempts,
+            error=self._error,
+        )
+
+    @workflow.run
+    async def run(self, start: StepInput) -> StepResult:
+        self._show("brings up router and gateway")
+        try:
+            self._front = await ENSURE_FRONT(self._plan.run, summary="router and gateway")
+            if start.step == 0:
+                await self._sync_weights(start.weights)
+            else:
+                await self._batch_from_prompts_to_commit()
+                trained = await self._train()
+                await self._sync_weights(trained.weights)
+                await CLEAR_PARTITION(self._published_request(), summary="clear the partition")
+            if start.evaluate:
+                await self._evaluate()
+            self._enter(StepEvent.COMPLETED, "is done")
+        except (FailureError, asyncio.CancelledError) as error:
+            await self._give_up(error)
+            raise fail(kind_of(error), f"step {start.step}: {self._error}") from error
+        return await self._keep_record()
+
+    # --- the batch
+
+    async def _batch_from_prompts_to_commit(self) -> None:
+        """Everything that must be true before the trainer may read."""
+        self._enter(StepEvent.GENERATION_STARTED, "waits for the policy engines")
+        generated = await self._generate()
+        judged = await self._judge(generated) if self._plan.judged_by_genrm else None
+        taught = await self._teach(generated) if self._plan.distilled else None
+        self._enter(StepEvent.SCORES_IN, "validates the scores and joins them to the samples")
+        scored = await self._write_back(generated, judged, taught)
+        self._enter(StepEvent.WRITTEN_BACK, "publishes the batch to TransferQueue")
+        self._scored = scored.staged
+        published = await PUBLISH_BATCH(self._published_request(), summary="publish")
+        self._published = published
+        self._enter(StepEvent.PUBLISHED, "writes metrics and the sample export")
+        await self._finalise(scored, published)
+        await self._lease.take("commit_batch", batch=self._batch)
+        self._in_batch = False
+        self._enter(StepEvent.FINALIZED, "has committed the batch")
+
+    async def _generate(self) -> PhaseResult:
+        self._in_batch = True
+        await self._take("begin_batch", "rollout", weights=self._start.weights)
+        self._show("generates")
+        generated = await self._run_phase(
+            GENERATE_GROUPS, lambda: self._phase_request("rollout"), "generate"
+        )
+        self._enter(StepEvent.GENERATED, "waits for the proof that the policy engines let go")
+        await self._let_go()
+        await self._lease.take("acknowledge_rollout_offloaded", batch=self._batch)
+        return generated
+
+    async def _judge(self, generated: PhaseResult) -> PhaseResult:
+        self._enter(StepEvent.JUDGING_STARTED, "waits for the GenRM")
+        return await self._score("genrm", JUDGE_SAMPLES, generated)
+
+    async def _teach(self, generated: PhaseResult) -> PhaseResult:
+        self._enter(StepEvent.TEACHING_STARTED, "waits for the Teacher")
+        return await self._score("teacher", TEACH_SAMPLES, generated)
+
+    async def _score(
+        self, role: str, call: Call[PhaseRequest, PhaseResult], generated: PhaseResult
+    ) -> PhaseResult:
+        await self._take("activate", role)
+        self._show(f"has the {role} score {generated.staged.rows} samples")
+        scored = await self._run_phase(
+            call, lambda: self._phase_request(role, generated), f"score with {role}"
+        )
+        await self._let_go()
+        return scored
+
+    async def _write_back(
+        self, generated: PhaseResult, judged: PhaseResult | None, taught: PhaseResult | None
+    ) -> WriteBackResult:
+        return await WRITE_BACK_SCORES(
+            WriteBackRequest(
+                run=self._plan.run,
+                step=self._start.step,
+                generated=generated.staged,
+                judged=judged.staged if judged else None,
+                taught=taught.staged if taught else None,
+            ),
+            summary="validate and write back",
+        )
+
+    async def _finalise(self, scored: WriteBackResult, published: PublishResult) -> None:
+        """Metrics and export from the scored rows; a failure here takes the partition back."""
+        try:
+            finalised: FinaliseResult = await FINALISE_BATCH(
+                FinaliseRequest(
+                    run=self._plan.run,
+                    step=self._start.step,
+                    scored=scored.staged,
+                    published=published,
+                    dropped_groups=scored.dropped_groups,
+                    drop_reasons=scored.drop_reasons,
+                ),
+                summary="metrics and export",
+            )
+        except ActivityError:
+            await CLEAR_PARTITION(self._published_request(), summary="take the partition back")
+            raise
+        self._result = self._result.model_copy(update={"batch": finalised.metrics})
+        show_reward(finalised.metrics.reward_mean)
+
+    # --- training and weights
+
+    async def _train(self) -> TrainResult:
+        """One update, exactly once: the trainer's ledger answers a repeated request."""
+        self._enter(StepEvent.TRAINING_STARTED, "waits for the trainer")
+        granted = await self._take("acquire", "trainer", purpose="train")
+        assert granted.fence is not None
+        assert self._published is not None
+        request = TrainRequest(
+            trainer=self._plan.trainer,
+            fence=granted.fence,
+            step=self._start.step,
+            partition=self._published.partition,
+            keys=self._published.keys,
+            digest=self._published.digest,
+        )
+        self._show(f"trains on {request.keys} samples")
+        trained = await self._run_phase(TRAIN_STEP, lambda: request, "train")
+        await self._let_go()
+        self._result = self._result.model_copy(
+            update={"training": trained, "weights": trained.weights}
+        )
+        return trained
+
+    async def _sync_weights(self, weights: WeightsRef) -> None:
+        self._enter(
+            StepEvent.WEIGHT_SYNC_STARTED,
+            f"brings weights {weights.version} to the policy engines",
+        )
+        run = self._plan.run
+        synced: WeightSyncResult = await workflow.execute_child_workflow(
+            "WeightSync",
+            WeightSyncInput(run=run, weights=weights),
+            id=f"{run.run}.weights-{weights.version}",
+            result_type=WeightSyncResult,
+            search_attributes=attributes(run=run.run, step=self._start.step),
+            static_summary=f"weights {weights.version} of {run.run}",
+        )
+        show_weights(synced.version)
+
+    async def _evaluate(self) -> None:
+        self._enter(StepEvent.EVALUATION_STARTED, "waits for the policy engines to evaluate")
+        weights = self._result.weights
+        await self._take("acquire", "rollout", purpose="eval", weights=weights)
+        self._show("answers the held-out problems")
+        evaluation: Evaluation = await self._run_phase(
+            EVALUATE_POLICY,
+            lambda: EvaluateRequest(
+                run=self._plan.run,
+                step=self._start.step,
+                weight_version=weights.version,
+                front=self._fronted,
+                groups=self._groups_of("rollout"),
+            ),
+            "evaluate",
+        )
+        await self._let_go()
+        self._result = self._result.model_copy(update={"evaluation": evaluation})
+
+    # --- pieces
+
+    async def _take(
+        self,
+        method: LeaseMethod,
+        role: str,
+        *,
+        purpose: str | None = None,
+        weights: WeightsRef | None = None,
+    ) -> LeaseAnswer:
+        """Get the GPUs for ``role``; the policy's ``weights`` are read back from each engine."""
+        self._holding = role
+        batch = self._batch if method != "acquire" or purpose == "train" else None
+        granted = await self._lease.take(
+            method,
+            None if method == "begin_batch" else role,
+            batch=batch,
+            purpose=purpose,
+            weights=weights,
+        )
+        if weights is not None and granted.weight_version != weights.version:
+            raise fail(
+                PERMANENT,
+                f"the {role} engines hold weights {granted.weight_version}, not {weights.version}",
+            )
+        return granted
+
+    async def _let_go(self) -> None:
+        role, self._holding = self._holding, None
+        assert role is not None
+        try:
+            await self._lease.release(role, batch=self._batch if self._in_batch else None)
+        except FailureError:
+            self._holding = role
+            raise
+
+    async def _run_phase(self, call: Call[I, O], make: Callable[[], I], summary: str) -> O:
+        """Run a phase; after a transient failure or a lost worker run it again.
+
+        A phase asks only for what no shard holds, so a repeat costs what was in flight. Router and
+        gateway are brought up again first: either may be what failed.
+        """
+        pause = 0.5
+        for attempt in range(1, self._plan.phase_attempts + 1):
+            self._attempts[summary] = self._attempts.get(summary, 0) + 1
+            try:
+                return await call(make(), summary=f"{summary}, attempt {attempt}")
+            except ActivityError as error:
+                if kind_of(error) == PERMANENT or attempt == self._plan.phase_attempts:
+                    raise
+                self._show(f"will {summary} again: {text_of(error)}")
+                await workflow.sleep(pause)
+                pause = min(3 * pause, LONGEST_PAUSE)
+                self._front = await ENSURE_FRONT(self._plan.run, summary="router and gateway")
+        raise AssertionError("unreachable")
+
+    @property
+    def _fronted(self) -> FrontAddress:
+        assert self._front is not None
+        return self._front
+
+    def _groups_of(self, role: str) -> tuple[EngineGroupSpec, ...]:
+        return tuple(g for g in self._plan.groups if g.role == role)
+
+    def _phase_request(self, role: str, source: PhaseResult | None = None) -> PhaseRequest:
+        return PhaseRequest(
+            run=self._plan.run,
+            step=self._start.step,
+            weight_version=self._start.weights.version,
+            front=self._fronted,
+            groups=self._groups_of(role),
+            source=source.staged if source else None,
+        )
+
+    def _published_request(self) -> PublishRequest:
+        assert self._scored is not None
+        return PublishRequest(run=self._plan.run, step=self._start.step, scored=self._scored)
+
+    def _enter(self, event: StepEvent, doing: str) -> None:
+        """Advance the phase; the one left goes into the record with its time."""
+        now = workflow.time()
+        self._phases.append(
+            PhaseTime(phase=self._phase, started=self._entered, seconds=now - self._entered)
+        )
+        self._phase = STEP.advance(self._phase, event)
+        self._entered = now
+        self._show(doing)
+
+    def _show(self, doing: str) -> None:
+        self._doing = doing
+        show_state(self._phase)
+        rows = [(str(p.phase), f"{p.seconds:.2f} s") for p in self._phases]
+        show_details(f"Step {self._start.step} {doing}. **{self._phase}**", rows)
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Let go of what is held, close the batch's gate with the cause, keep the record."""
+        self._error = text_of(error)
+        workflow.logger.error("step %d gives up: %s", self._start.step, self._error)
+        await self._in_peace(self._let_go_of_everything())
+        if self._in_batch:
+            await self._in_peace(
+                self._lease.take("fail_batch", batch=self._batch, message=self._error or "unknown")
+            )
+        self._enter(StepEvent.GAVE_UP, f"gave up: {self._error}")
+        await self._in_peace(self._keep_record())
+
+    async def _let_go_of_everything(self) -> None:
+        if self._holding is not None:
+            await self._let_go()
+
+    @staticmethod
+    async def _in_peace(work: Awaitable[object]) -> None:
+        """Part of giving up: a further failure is logged and must not hide the first."""
+        try:
+            await work
+        except FailureError as error:
+            workflow.logger.error("while giving up: %s", text_of(error))
+
+    async def _keep_record(self) -> StepResult:
+        result = self._result.model_copy(update={"phases": tuple(self._phases)})
+        record = await WRITE_STEP_RECORD(
+            StepRecord(
+                run=self._plan.run.run,
+                step=self._start.step,
+                outcome=self._phase,
+                result=result,
+                error=self._error,
+            ),
+            summary="step record",
+        )
+        self._result = result.model_copy(update={"record": record})
+        return self._result
