@@ -1,0 +1,1 @@
+"""One module per thing that touches the world; thin: check, call relax_infer, return little."""

@@ -34,9 +34,9 @@ from relax_infer.contracts.run import (
     Binding,
     Evaluation,
     FrontAddress,
+    RecordRequest,
     ResolveRequest,
     RunPlan,
-    StepRecord,
 )
 from relax_infer.contracts.training import TrainerOperation, TrainRequest, TrainResult
 
@@ -94,7 +94,7 @@ TEACH_SAMPLES = Call("teach_samples", PhaseRequest, PhaseResult)
 EVALUATE_POLICY = Call("evaluate_policy", EvaluateRequest, Evaluation)
 WRITE_BACK_SCORES = Call("write_back_scores", WriteBackRequest, WriteBackResult)
 FINALISE_BATCH = Call("finalise_batch", FinaliseRequest, FinaliseResult)
-WRITE_STEP_RECORD = Call("write_step_record", StepRecord, StagedRef)
+WRITE_STEP_RECORD = Call("write_step_record", RecordRequest, StagedRef)
 
 OPEN_TRANSFER_QUEUE = Call("open_transfer_queue", RunRef, RunRef)
 PUBLISH_BATCH = Call("publish_batch", PublishRequest, PublishResult)

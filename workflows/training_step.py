@@ -27,6 +27,7 @@ from relax_infer.contracts.run import (
     Evaluation,
     FrontAddress,
     PhaseTime,
+    RecordRequest,
     StepInput,
     StepRecord,
     StepResult,
@@ -73,7 +74,7 @@ class TrainingStep:
         self._mail = Mailbox()
         self._lease = LeaseClient(self._mail, start.plan.run.run)
         self._phase: StepPhase = STEP.initial
-        self._entered = workflow.time()
+        self._began = self._entered = workflow.time()
         self._phases: list[PhaseTime] = []
         self._attempts: dict[str, int] = {}
         self._holding: str | None = None
@@ -383,15 +384,16 @@ class TrainingStep:
 
     async def _keep_record(self) -> StepResult:
         result = self._result.model_copy(update={"phases": tuple(self._phases)})
-        record = await WRITE_STEP_RECORD(
-            StepRecord(
-                run=self._plan.run.run,
-                step=self._start.step,
-                outcome=self._phase,
-                result=result,
-                error=self._error,
-            ),
+        record = StepRecord(
+            run=self._plan.run.run,
+            step=self._start.step,
+            outcome=self._phase,
+            result=result,
+            error=self._error,
+        )
+        staged = await WRITE_STEP_RECORD(
+            RecordRequest(run=self._plan.run, record=record, since=self._began),
             summary="step record",
         )
-        self._result = result.model_copy(update={"record": record})
+        self._result = result.model_copy(update={"record": staged})
         return self._result

@@ -85,6 +85,8 @@ class EvaluateRequest(Message):
     step: int
     weight_version: int
     front: FrontAddress
+    groups: tuple[EngineGroupSpec, ...] = ()
+    """Engines that may have requests of an earlier attempt in flight."""
 
 
 class RegistryPush(Message):

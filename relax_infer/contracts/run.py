@@ -229,4 +229,13 @@ class StepRecord(Message):
     error: str | None = None
 
 
+class RecordRequest(Message):
+    """Ask of ``write_step_record``."""
+
+    run: RunRef
+    record: StepRecord
+    since: float
+    """Unix seconds: the lease's transitions from here on belong to the step."""
+
+
 RunInput.model_rebuild()

@@ -1,0 +1,60 @@
+"""What every activity has in common: heartbeats, and failures that say which kind they are."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydantic import ValidationError
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import (
+    ActivityInboundInterceptor,
+    ExecuteActivityInput,
+    Interceptor,
+)
+
+from relax_infer.contracts.failures import RelaxError, TransientError
+
+_BEAT = 1.0
+"""Seconds between heartbeats; the shortest heartbeat timeout in the table is eight of them."""
+
+
+class ActivityBoundary(Interceptor):
+    """Heartbeats while an activity runs and carries the kind of its failure to the workflow."""
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        return _Boundary(next)
+
+
+class _Boundary(ActivityInboundInterceptor):
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        try:
+            async with _beating():
+                return await super().execute_activity(input)
+        except RelaxError as error:
+            raise ApplicationError(
+                str(error), type=error.kind, non_retryable=error.kind != TransientError.kind
+            ) from error
+        except ValidationError as error:
+            raise ApplicationError(str(error), type="Permanent", non_retryable=True) from error
+        except asyncio.CancelledError:
+            if not activity.is_worker_shutdown():
+                raise
+            raise ApplicationError(
+                "the worker was stopped while this ran", type="Unconfirmed", non_retryable=False
+            ) from None
+
+
+@asynccontextmanager
+async def _beating() -> AsyncIterator[None]:
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(_BEAT)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()

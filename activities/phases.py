@@ -1,0 +1,68 @@
+"""Generation, judging, teaching and evaluation: the phases that ask engines."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from temporalio import activity
+
+from activities._run_files import recipe_of, store_of, task_of
+from relax_infer.contracts.batch import EvaluateRequest, PhaseRequest, PhaseResult
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.run import Evaluation
+from relax_infer.engines import EngineGroup
+from relax_infer.samples import evaluate, generate
+from relax_infer.scoring import score_with_genrm, score_with_teacher
+
+
+@activity.defn
+async def generate_groups(request: PhaseRequest) -> PhaseResult:
+    """Groups of samples from the policy, through the router, into staging."""
+    return await generate(**_common(request), router_url=request.front.router_url)
+
+
+@activity.defn
+async def judge_samples(request: PhaseRequest) -> PhaseResult:
+    """The GenRM's verdicts on the generated samples, through the gateway."""
+    assert request.source is not None
+    return await score_with_genrm(
+        **_common(request), source=request.source, gateway_url=request.front.gateway_url
+    )
+
+
+@activity.defn
+async def teach_samples(request: PhaseRequest) -> PhaseResult:
+    """The Teacher's log-probs of the sampled tokens, through the gateway."""
+    assert request.source is not None
+    return await score_with_teacher(
+        **_common(request), source=request.source, gateway_url=request.front.gateway_url
+    )
+
+
+@activity.defn
+async def evaluate_policy(request: EvaluateRequest) -> Evaluation:
+    """Greedy accuracy on the held-out problems, with pinned weights."""
+    return await evaluate(**_common(request), router_url=request.front.router_url)
+
+
+def _common(request: PhaseRequest | EvaluateRequest) -> dict[str, Any]:
+    return {
+        "store": store_of(request.run),
+        "step": request.step,
+        "task": task_of(request.run),
+        "recipe": recipe_of(request.run),
+        "weight_version": request.weight_version,
+        "settle": _settler(request.groups),
+        "beat": activity.heartbeat,
+    }
+
+
+def _settler(groups: tuple[EngineGroupSpec, ...]) -> Callable[[str], Awaitable[int]]:
+    """Abort what earlier attempts may have left in flight, and see it gone, on every engine."""
+
+    async def settle(prefix: str) -> int:
+        return sum([await EngineGroup(group).settle_requests(prefix) for group in groups])
+
+    return settle
+
+
+ACTIVITIES = (generate_groups, judge_samples, teach_samples, evaluate_policy)

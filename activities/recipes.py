@@ -1,0 +1,133 @@
+"""From what a person typed to a plan that workflows can carry."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from temporalio import activity
+
+from activities._run_files import store_of
+from relax_infer.config import Recipe, load_recipe, recipe_sha256
+from relax_infer.config.recipe import Engine
+from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, Role
+from relax_infer.contracts.refs import RunRef, WeightsRef
+from relax_infer.contracts.run import ResolveRequest, RunPlan
+from relax_infer.contracts.training import TrainerSpec
+from relax_infer.engines import host_device
+from relax_infer.placement import plan_inference_placement
+from relax_infer.tiny.models import ensure_models
+from relax_infer.training import weights_digest
+
+POOL = "pool"
+"""Name of the placement group that all roles of a run share."""
+
+
+@activity.defn
+async def resolve_recipe(request: ResolveRequest) -> RunPlan:
+    """A checked recipe with its models on disk, written down once for the whole run."""
+    return await asyncio.to_thread(_resolve, request)
+
+
+def _resolve(request: ResolveRequest) -> RunPlan:
+    recipe = load_recipe(request.start.recipe, dict(request.start.overrides))
+    if request.start.steps is not None:
+        recipe = recipe.model_copy(update={"steps": request.start.steps})
+    plan_inference_placement(recipe)
+    home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
+    run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
+    store = store_of(run)
+    if not store.exists("recipe.json"):
+        store.write_json("recipe.json", recipe.model_dump(mode="json"))
+    return _plan(run, recipe, _models(recipe, home / "models"))
+
+
+def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:
+    """Folder of each role's model; the tiny ones are made if they are not there yet."""
+    wanted: dict[str, str] = {"policy": recipe.rollout.model}
+    if recipe.judged and recipe.genrm:
+        wanted["genrm"] = recipe.genrm.model
+    if recipe.distilled and recipe.teacher:
+        wanted["teacher"] = recipe.teacher.model
+    tiny = [model.partition(":")[2] for model in wanted.values() if model.startswith("tiny:")]
+    made = ensure_models(folder, seed=recipe.seed, names=tiny) if tiny else {}
+    return {
+        role: made[model.partition(":")[2]] if model.startswith("tiny:") else Path(model)
+        for role, model in wanted.items()
+    }
+
+
+def _plan(run: RunRef, recipe: Recipe, models: dict[str, Path]) -> RunPlan:
+    device = host_device(recipe.cluster.device)
+
+    def group(role: Role, model_id: str, path: Path, engine: Engine) -> EngineGroupSpec:
+        return EngineGroupSpec(
+            run=run.run,
+            role=role,
+            model=model_id,
+            model_path=str(path),
+            weight_source="ACTOR" if role == "rollout" else "STATIC",
+            replicas=engine.replicas,
+            gpus_per_replica=engine.gpus_per_replica,
+            offload=engine.offload,
+            ray_gpu_fraction=engine.ray_gpu_fraction,
+            placement_group=POOL,
+            bundles=(),
+            device=device,
+            python=engine.python,
+            server_args=engine.server_args,
+            launch_timeout=engine.launch_timeout,
+            drain_timeout=engine.drain_timeout,
+            store=run.store,
+        )
+
+    groups = [group("rollout", "policy", models["policy"], recipe.rollout.engine)]
+    roles: list[LeaseRole] = ["rollout"]
+    if recipe.judged and recipe.genrm:
+        roles.append("genrm")
+        genrm = recipe.genrm
+        groups.append(group("genrm", genrm.model_id, models["genrm"], genrm.engine))
+    if recipe.distilled and recipe.teacher:
+        roles.append("teacher")
+        teacher = recipe.teacher
+        groups.append(group("teacher", teacher.model_id, models["teacher"], teacher.engine))
+    train = recipe.train
+    trainer = TrainerSpec(
+        run=run,
+        model_path=str(models["policy"]),
+        ranks=train.ranks,
+        placement_group=POOL,
+        bundles=(),
+        ray_gpu_fraction=train.ray_gpu_fraction,
+        seed=recipe.seed,
+        learning_rate=train.learning_rate,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        grad_clip=train.grad_clip,
+        clip_low=train.clip_low,
+        clip_high=train.clip_high,
+        mini_batches=train.mini_batches,
+        advantage_eps=train.advantage_eps,
+        use_reward=recipe.reward.source != "none",
+        distillation=recipe.distillation.coefficient if recipe.distillation else 0.0,
+        keep_checkpoints=train.keep_checkpoints,
+    )
+    initial = models["policy"]
+    return RunPlan(
+        run=run,
+        recipe_name=recipe.name,
+        recipe_sha256=recipe_sha256(recipe),
+        steps=recipe.steps,
+        roles=(*roles, "trainer"),
+        groups=tuple(groups),
+        trainer=trainer,
+        initial_weights=WeightsRef(version=0, uri=str(initial), digest=weights_digest(initial)),
+        judged_by_genrm=recipe.judged,
+        distilled=recipe.distilled,
+        evaluation_every=recipe.evaluation.every,
+        operation_timeout=recipe.lease.operation_timeout,
+        reconcile_timeout=recipe.lease.reconcile_timeout,
+        phase_attempts=recipe.phase_attempts,
+    )
+
+
+ACTIVITIES = (resolve_recipe,)

@@ -1,0 +1,17 @@
+"""Every activity, for the worker."""
+
+from collections.abc import Callable
+from typing import Any
+
+from activities import batch, engines, front, phases, placement, recipes, records, training
+
+ACTIVITIES: tuple[Callable[..., Any], ...] = (
+    *recipes.ACTIVITIES,
+    *placement.ACTIVITIES,
+    *front.ACTIVITIES,
+    *engines.ACTIVITIES,
+    *phases.ACTIVITIES,
+    *batch.ACTIVITIES,
+    *training.ACTIVITIES,
+    *records.ACTIVITIES,
+)

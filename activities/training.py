@@ -1,0 +1,66 @@
+"""The trainer group."""
+
+import asyncio
+
+from temporalio import activity
+
+from activities._run_files import store_of
+from relax_infer.contracts.lease import RoleResult
+from relax_infer.contracts.training import (
+    TrainerOperation,
+    TrainerReport,
+    TrainRequest,
+    TrainResult,
+)
+from relax_infer.training import TrainerGroup
+
+
+@activity.defn
+async def onload_trainer(operation: TrainerOperation) -> RoleResult:
+    """The trainer is resident; the first time it is started, from its latest checkpoint if any."""
+    group = TrainerGroup(operation.trainer)
+    await group.start()
+    return await _result(operation, await group.onload(operation))
+
+
+@activity.defn
+async def offload_trainer(operation: TrainerOperation) -> RoleResult:
+    """The trainer let go of its GPUs; the result refers to the evidence."""
+    return await _result(operation, await TrainerGroup(operation.trainer).offload(operation))
+
+
+@activity.defn
+async def stop_trainer(operation: TrainerOperation) -> RoleResult:
+    """The trainer's processes are gone."""
+    return await _result(operation, await TrainerGroup(operation.trainer).stop(operation))
+
+
+@activity.defn
+async def probe_trainer(operation: TrainerOperation) -> RoleResult:
+    """Where the trainer stands under this token; changes nothing."""
+    status = await TrainerGroup(operation.trainer).status()
+    if status.fence != operation.fence:
+        return RoleResult(state="BLOCKED")
+    return RoleResult(state="READY" if status.resident else "SLEEPING")
+
+
+@activity.defn
+async def train_step(request: TrainRequest) -> TrainResult:
+    """One update from a committed partition, once: the ledger answers a repeat."""
+    return await TrainerGroup(request.trainer).train(request)
+
+
+async def _result(operation: TrainerOperation, report: TrainerReport) -> RoleResult:
+    holders = tuple(f"trainer/rank-{rank}" for rank in range(operation.trainer.ranks))
+    state = "READY" if report.status.resident else "SLEEPING"
+    if not report.evidence:
+        return RoleResult(holders=holders, state=state)
+    staged = await asyncio.to_thread(
+        store_of(operation.trainer.run).write_json,
+        f"engines/evidence/{operation.operation_id}.json",
+        [item.model_dump(mode="json") for item in report.evidence],
+    )
+    return RoleResult(holders=holders, evidence=(staged,), state=state)
+
+
+ACTIVITIES = (onload_trainer, offload_trainer, stop_trainer, probe_trainer, train_step)
