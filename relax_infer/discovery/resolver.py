@@ -1,0 +1,165 @@
+"""Which backend a request goes to: pure, the same for the gateway and for a direct client."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from relax_infer.discovery.schema import (
+    ModelSnapshot,
+    Policy,
+    ReplicaSnapshot,
+    RoleSnapshot,
+    RouteMode,
+    State,
+)
+
+
+class InferenceRoutingError(Exception):
+    """No backend may be called: 400, the request is at fault; 503, try again later. Pickles."""
+
+    def __init__(self, status_code: int, message: str) -> None:
+        self.status_code, self.message = status_code, message
+        super().__init__(status_code, message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class RouteTarget(BaseModel):
+    """Where one request goes, and what the choice rests on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_id: str
+    base_url: str
+    engine_id: str | None
+    """None when an sglang-router picks the replica."""
+    generation: int
+    registry_epoch: str
+    topology_revision: int
+    served_model_name: str | None
+
+
+class RouteResolver:
+    """Resolves requests against snapshots. Its only state is the round robin's cursors.
+
+    Cursors are per role, epoch and model; a new epoch of a role starts again at its first replica.
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epochs: dict[str, str] = {}
+        self._cursors: dict[tuple[str, str], int] = {}
+
+    def resolve(
+        self,
+        snapshot: RoleSnapshot | Mapping[str, Any],
+        *,
+        model: str | None = None,
+        route_key: str | None = None,
+        affinity_key: str | None = None,
+    ) -> RouteTarget:
+        """The backend for one request.
+
+        ``model`` (an exact id, then an alias) wins over ``route_key``, which wins over the role's
+        default. ``affinity_key`` sticks to one replica by rendezvous hash.
+
+        Raises:
+            InferenceRoutingError: 400 or 503; nothing ever falls through to another model.
+        """
+        known = _valid(snapshot)
+        _check("model", model)
+        _check("route_key", route_key)
+        _check("affinity_key", affinity_key)
+        found = _select(known, model, route_key)
+        if found.state is not State.READY:
+            raise InferenceRoutingError(503, f"Model {found.model_id!r} is {found.state}")
+        if found.route_mode is RouteMode.SGLANG_ROUTER:
+            if found.router_url is None:
+                raise InferenceRoutingError(503, f"Model {found.model_id!r} has no router")
+            return _target(known, found, found.router_url)
+        ready = [e for e in found.engines if e.direct_eligible and e.base_url is not None]
+        if not ready:
+            raise InferenceRoutingError(503, f"Model {found.model_id!r} has no ready replica")
+        if affinity_key is not None:
+            engine = _rendezvous(known.role.value, found.model_id, affinity_key, ready)
+        elif known.routing.policy is Policy.AFFINITY:
+            raise InferenceRoutingError(400, "Routing policy affinity requires an affinity key")
+        else:
+            engine = ready[self._turn(known, found.model_id) % len(ready)]
+        return _target(known, found, engine.base_url or "", engine)
+
+    def _turn(self, snapshot: RoleSnapshot, model_id: str) -> int:
+        role, epoch = snapshot.role.value, snapshot.registry_epoch
+        with self._lock:
+            if self._epochs.get(role) != epoch:
+                self._epochs[role] = epoch
+                self._cursors = {k: v for k, v in self._cursors.items() if k[0] != role}
+            turn = self._cursors.get((role, model_id), 0)
+            self._cursors[role, model_id] = turn + 1
+            return turn
+
+
+def _valid(snapshot: RoleSnapshot | Mapping[str, Any]) -> RoleSnapshot:
+    if isinstance(snapshot, RoleSnapshot):
+        return snapshot
+    try:
+        return RoleSnapshot.from_dict(snapshot)
+    except ValueError as error:
+        raise InferenceRoutingError(503, "Invalid inference discovery") from error
+
+
+def _check(name: str, selector: object) -> None:
+    if selector is not None and not (isinstance(selector, str) and selector.strip()):
+        raise InferenceRoutingError(400, f"{name} must be a non-empty string")
+
+
+def _select(snapshot: RoleSnapshot, model: str | None, route_key: str | None) -> ModelSnapshot:
+    routing = snapshot.routing
+    if model is not None:
+        chosen = model if model in snapshot.models else routing.aliases.get(model)
+        if chosen is None:
+            raise InferenceRoutingError(400, f"Unknown model {model!r}")
+    elif route_key is not None:
+        chosen = routing.route_key_map.get(route_key)
+        if chosen is None:
+            raise InferenceRoutingError(400, f"Unknown route_key {route_key!r}")
+    else:
+        chosen = routing.default_model
+        if chosen is None:
+            raise InferenceRoutingError(400, "An explicit model or route_key is required")
+    return snapshot.models[chosen]
+
+
+def _rendezvous(
+    role: str, model_id: str, affinity_key: str, engines: Sequence[ReplicaSnapshot]
+) -> ReplicaSnapshot:
+    """Highest random weight: address, generation and order play no part in the choice."""
+
+    def weight(engine: ReplicaSnapshot) -> bytes:
+        parts = [role, model_id, affinity_key, engine.engine_id]
+        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
+
+    return max(engines, key=weight)
+
+
+def _target(
+    snapshot: RoleSnapshot,
+    model: ModelSnapshot,
+    base_url: str,
+    engine: ReplicaSnapshot | None = None,
+) -> RouteTarget:
+    return RouteTarget(
+        model_id=model.model_id,
+        base_url=base_url,
+        engine_id=engine.engine_id if engine else None,
+        generation=engine.generation if engine else 0,
+        registry_epoch=snapshot.registry_epoch,
+        topology_revision=snapshot.topology_revision,
+        served_model_name=model.served_model_name,
+    )
