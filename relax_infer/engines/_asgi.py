@@ -1,0 +1,31 @@
+"""The few ASGI types and functions that the fence is built from."""
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+ASGIMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[ASGIMessage]]
+Send = Callable[[ASGIMessage], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+async def reply(
+    send: Send, status: int, document: object, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    body = json.dumps(document).encode()
+    content = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*content, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def header(scope: Scope, name: str) -> str | None:
+    wanted = name.encode()
+    return next((v.decode("latin-1") for k, v in scope["headers"] if k == wanted), None)
+
+
+def renamed(scope: Scope, path: str) -> Scope:
+    if scope["path"] == path:
+        return scope
+    return {**scope, "path": path, "raw_path": path.encode()}

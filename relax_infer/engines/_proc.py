@@ -1,0 +1,125 @@
+"""What ``/proc`` says of this host and its processes. Linux only."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from relax_infer.contracts.base import Message
+
+_PROC = Path("/proc")
+_DEAD = frozenset("ZXx")
+
+
+class HostIdentity(Message):
+    """The same host only if all three agree; never Ray's node id, which changes with a raylet."""
+
+    machine_id: str
+    """Empty where there is none (many containers)."""
+    boot_id: str
+    """New at every boot."""
+    pid_namespace: str
+
+
+class ProcessStamp(Message):
+    """One process, told apart from a later one with the same pid."""
+
+    pid: int
+    started: int
+    """Clock ticks between boot and its start, as the kernel counts them."""
+
+
+@dataclass(frozen=True)
+class ProcessRow:
+    """One live process; zombies are left out, they hold nothing."""
+
+    stamp: ProcessStamp
+    parent: int
+    session: int
+    uid: int
+    command: str
+
+
+def this_host() -> HostIdentity:
+    machine = ""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            machine = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if machine:
+            break
+    return HostIdentity(
+        machine_id=machine,
+        boot_id=(_PROC / "sys/kernel/random/boot_id").read_text().strip(),
+        pid_namespace=(_PROC / "self/ns/pid").readlink().name,
+    )
+
+
+def processes() -> Iterator[ProcessRow]:
+    """Every live process of this pid namespace."""
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (row := process(int(entry.name))) is not None:
+            yield row
+
+
+def process(pid: int) -> ProcessRow | None:
+    """The live process with this pid, None if there is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        uid = (_PROC / str(pid)).stat().st_uid
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name stands in parentheses and may hold anything, parentheses included.
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    if fields[0] in _DEAD:
+        return None
+    return ProcessRow(
+        stamp=ProcessStamp(pid=pid, started=int(fields[19])),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        uid=uid,
+        command=head.partition("(")[2],
+    )
+
+
+def environment(pid: int) -> dict[bytes, bytes] | None:
+    """The environment that a process was started with, None if it is gone.
+
+    Raises:
+        PermissionError: it may not be read.
+    """
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def command_line(pid: int) -> str:
+    """Arguments joined by spaces; empty if the process is gone."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def send_signal(stamp: ProcessStamp, number: signal.Signals) -> bool:
+    """Signal exactly this process; False if it is gone. A later one with its pid is never hit."""
+    try:
+        descriptor = os.pidfd_open(stamp.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        row = process(stamp.pid)
+        if row is None or row.stamp != stamp:
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

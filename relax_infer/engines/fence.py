@@ -1,0 +1,296 @@
+"""The fence around an engine's HTTP server: what may reach the engine, and on whose word.
+
+A pure ASGI layer outside the engine's own app. The *public* side lets through an allowlist and
+puts generation behind the gate. The *management* side, for the engine's own actor, has the whole
+app and ``/_fence/…``; whatever changes weights, memory or admission there carries a fence token.
+Everything runs on the server's event loop, so there is no await between a check and its effect.
+"""
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import parse_qs
+
+from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.engines._asgi import App, ASGIMessage, Receive, Scope, Send, header, renamed, reply
+from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
+from relax_infer.engines.request_log import RequestLog
+from relax_infer.gateway.gate import AdmissionClosed, AdmissionGate
+
+TOKEN_HEADER = "x-relax-fence"
+"""Carries ``<counter>:<grant id>`` on the management side."""
+
+GATED = {
+    "/generate": "/generate",
+    "/v1/chat/completions": "/v1/chat/completions",
+    "/chat/completions": "/v1/chat/completions",
+    "/v1/completions": "/v1/completions",
+}
+"""POST paths behind the gate, and the engine's own name for each."""
+
+UNGATED = frozenset(
+    {
+        ("POST", "/abort_request"),
+        ("POST", "/close_session"),
+        ("GET", "/v1/models"),
+    }
+)
+
+METADATA = {
+    "/server_info": (
+        "/server_info",
+        (
+            *("model_id", "model", "model_path", "served_model_name", "tp_size", "dp_size"),
+            *("load_balance_method", "disaggregation_mode"),
+        ),
+    ),
+    "/model_info": (
+        "/model_info",
+        ("model_path", "tokenizer_path", "is_generation", "model_type", "architectures"),
+    ),
+}
+METADATA["/get_server_info"] = METADATA["/server_info"]
+METADATA["/get_model_info"] = METADATA["/model_info"]
+"""GET paths of which only the named fields leave the engine: never host, port or keys."""
+
+TOKEN_REQUIRED = frozenset(
+    {
+        *("/release_memory_occupation", "/resume_memory_occupation"),
+        *("/pause_generation", "/continue_generation"),
+        *("/update_weights_from_disk", "/update_weights_from_tensor"),
+        *("/update_weights_from_distributed", "/update_weights_from_ipc"),
+        *("/begin_weight_update", "/end_weight_update", "/update_weight_version"),
+        *("/init_weights_update_group", "/destroy_weights_update_group"),
+        *("/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter"),
+    }
+)
+"""Management paths that change what is resident."""
+
+_HEALTH_SECONDS = 5.0
+_CLOSED = (503, {"detail": "engine is not admitting requests"}, ((b"retry-after", b"1"),))
+
+
+def _token(text: str | None) -> FenceToken:
+    counter, colon, grant = (text or "").partition(":")
+    if not colon or not counter.isdecimal() or not grant:
+        raise ValueError(f"{TOKEN_HEADER} must be '<counter>:<grant id>', it is {text!r}")
+    return FenceToken(counter=int(counter), grant_id=grant)
+
+
+class Fence:
+    """The outermost layer of the server."""
+
+    def __init__(
+        self, app: App, backend: Backend, log: RequestLog, token: FenceToken | None = None
+    ) -> None:
+        self.app, self.backend = app, backend
+        self.gate = AdmissionGate()
+        self.memory = FenceMemory(token)
+        self._log = log
+        self._calls: set[Call] = set()
+        self._ending: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The public side."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._public(scope, receive, send)
+
+    async def management(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The other side: the whole app, and the fence's own controls."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+        elif scope["path"].startswith("/_fence/"):
+            await self._control(scope, receive, send)
+        elif scope["path"] in TOKEN_REQUIRED:
+            try:
+                self.memory.admit(_token(header(scope, TOKEN_HEADER)))
+            except (StaleFence, ValueError) as error:
+                await reply(send, 409, {"detail": str(error)})
+            else:
+                await self.app(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if method == "POST" and path in GATED:
+            await self._gated(scope, receive, send)
+        elif (method, path) in UNGATED:
+            await self.app(scope, receive, send)
+        elif method == "GET" and path == "/health":
+            await self._health(scope, receive, send)
+        elif method == "GET" and path == "/health_generate":
+            await reply(send, 200 if self.gate.ready else 503, dict(self.gate.status()))
+        elif method == "GET" and path in METADATA:
+            await self._metadata(scope, receive, send)
+        else:
+            await reply(send, 404, {"detail": "Not Found"})
+
+    async def _gated(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        call = Call(receive)
+        try:
+            admission = self.gate.enter(call.cancel)
+        except AdmissionClosed:
+            self._log.write("refused", path, (), 503, "closed")
+            await reply(send, *_CLOSED)
+            return
+        self._calls.add(call)
+        ended = False
+
+        def end() -> None:
+            # At the last body part, or when the app returns: SGLang keeps a streamed request's
+            # task for two seconds after its last byte.
+            nonlocal ended
+            if not ended:
+                ended = True
+                self._calls.discard(call)
+                self.gate.finish(admission, call.outcome == "answered")
+                if call.admitted:
+                    self._log.write("ended", path, call.rids, call.status, call.outcome)
+
+        async def count(message: ASGIMessage) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                call.answered = not call.left
+                end()
+
+        watch: asyncio.Task[None] | None = None
+        try:
+            await call.read_body()
+            if call.left:
+                return
+            if call.cancelled:
+                self._log.write("refused", path, call.rids, 503, "closed")
+                await reply(send, *_CLOSED)
+                return
+            self._log.write("admitted", path, call.rids)
+            call.admitted = True
+            watch = asyncio.create_task(call.watch(self.backend))
+            await self.app(renamed(scope, GATED[path]), call.receive, count)
+        finally:
+            if watch is not None:
+                watch.cancel()
+            end()
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            status, _ = await asyncio.wait_for(self._ask(scope, receive), _HEALTH_SECONDS)
+        except TimeoutError:
+            status = 503
+        await reply(send, 200 if status == 200 else 503, {"alive": status == 200})
+
+    async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, fields = METADATA[scope["path"]]
+        status, body = await self._ask(renamed(scope, path), receive)
+        try:
+            document = json.loads(body) if status == 200 else None
+        except ValueError:
+            document = None
+        if isinstance(document, dict):
+            await reply(send, 200, {name: document[name] for name in fields if name in document})
+        else:
+            await reply(send, 502, {"detail": f"the engine's {path} answered {status}"})
+
+    async def _ask(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        status, parts = 502, list[bytes]()
+
+        async def collect(message: ASGIMessage) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                parts.append(message.get("body", b""))
+
+        await self.app(scope, receive, collect)
+        return status, b"".join(parts)
+
+    async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = parse_qs(scope.get("query_string", b"").decode(), keep_blank_values=True)
+        prefix = query.get("prefix", [""])[0]
+        operation = (scope["method"], scope["path"].removeprefix("/_fence/"))
+        try:
+            match operation:
+                case ("GET", "status"):
+                    await reply(send, 200, await self.status())
+                case ("GET", "requests"):
+                    await reply(send, 200, {"rids": self.active(prefix)})
+                case ("POST", "abort"):
+                    rids = self.active(prefix)
+                    self._abort(prefix)
+                    await reply(send, 200, {"rids": rids})
+                case ("POST", "open"):
+                    self.memory.admit(_token(header(scope, TOKEN_HEADER)))
+                    self.gate.open()
+                    await reply(send, 200, await self.status())
+                case ("POST", "close"):
+                    self.memory.admit(_token(header(scope, TOKEN_HEADER)))
+                    self.close()
+                    await reply(send, 200, await self.status())
+                case ("POST", "confirm_drained"):
+                    await self._confirm_drained()
+                    await reply(send, 200, await self.status())
+                case _:
+                    await reply(send, 404, {"detail": "Not Found"})
+        except (StaleFence, RuntimeError, ValueError) as error:
+            await reply(send, 409, {"detail": str(error)})
+
+    def close(self) -> None:
+        """Admit nobody, cancel what is being admitted and abort what runs, until nothing is left.
+
+        An admitted request may be anywhere between the gate and the engine's own table, where an
+        abort does not find it yet; so the abort is repeated while requests are in flight.
+        """
+        self.gate.close()
+        self.backend.abort_all()
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.create_task(self._end_requests())
+
+    async def _end_requests(self) -> None:
+        while not self.gate.ready and (self.gate.inflight or self.backend.request_ids()):
+            await asyncio.sleep(ABORT_AGAIN_SECONDS)
+            if not self.gate.ready:
+                self.backend.abort_all()
+
+    async def _confirm_drained(self) -> None:
+        if self.gate.ready:
+            raise RuntimeError("the gate is open: close it first")
+        if self.gate.inflight:
+            raise RuntimeError(f"{self.gate.inflight} requests are in flight: {self.active('')}")
+        if rids := self.backend.request_ids():
+            raise RuntimeError(f"the engine has not finished {list(rids)}")
+        if not await self.backend.flush() or not await self.backend.idle():
+            raise RuntimeError("the engine's scheduler is not idle")
+        if self.gate.inflight or self.backend.request_ids():
+            raise RuntimeError("a request came in over the management side")
+        self.gate.confirm_backend_drained()
+
+    def active(self, prefix: str) -> list[str]:
+        """Ids that begin with ``prefix`` of requests that are in the fence or in the engine."""
+        known = {rid for call in self._calls for rid in call.rids} | set(self.backend.request_ids())
+        return sorted(rid for rid in known if rid.startswith(prefix))
+
+    def _abort(self, prefix: str) -> None:
+        for call in self._calls:
+            if any(rid.startswith(prefix) for rid in call.rids):
+                call.cancel()
+        for rid in self.backend.request_ids():
+            if rid.startswith(prefix):
+                self.backend.abort(rid)
+
+    async def status(self) -> dict[str, Any]:
+        seen = self.memory.seen
+        busy = bool(self.backend.request_ids())
+        return {
+            **self.gate.status(),
+            "abandoned": self.gate.abandoned,
+            "fence": None if seen is None else seen.model_dump(),
+            "engine_idle": not busy and await self.backend.idle(),
+            "rids": self.active(""),
+        }

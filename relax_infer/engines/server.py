@@ -1,0 +1,197 @@
+"""The fenced SGLang server, a program: ``python -m relax_infer.engines.server``.
+
+SGLang's own server in its own process, with :class:`relax_infer.engines.fence.Fence` as the
+outermost layer of its app. The TCP port has the public side only. The whole app and ``/_fence/…``
+are on a Unix socket (mode 0600, in a folder of mode 0700) that belongs to the engine's actor.
+The gate starts closed. Takes ``--fence-socket``, ``--fence-token``, ``--request-log`` and
+SGLang's own flags.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines._asgi import ASGIMessage, Receive, Scope, Send
+from relax_infer.engines.fence import Fence
+from relax_infer.engines.request_log import RequestLog
+
+_log = logging.getLogger(__name__)
+
+UNFENCED: dict[str, tuple[Any, ...]] = {
+    "grpc_port": (None, 0),
+    "smg_grpc_mode": (None, False),
+    "grpc_mode": (None, False),
+    "sidecar": (None,),
+    "tokenizer_worker_num": (None, 1),
+    "enable_http2": (None, False),
+    "use_ray": (None, False),
+    "encoder_only": (None, False),
+    "disaggregation_mode": (None, "null"),
+    "kv_events_config": (None,),
+    "remote_instance_weight_loader_start_seed_via_transfer_engine": (None, False),
+    "nnodes": (None, 1),
+}
+"""Settings, and the values of each that open no listener beside the fenced ones."""
+
+UNFENCED_ENVIRONMENT = ("SGLANG_RUST_SERVER", "SGLANG_GRPC_PORT", "DUMPER_SERVER_PORT")
+
+
+class SGLangBackend:
+    """The engine as its own tokenizer manager and scheduler see it."""
+
+    def __init__(self, http_server: Any) -> None:
+        self._http_server = http_server
+
+    @property
+    def _manager(self) -> Any:
+        return self._http_server.get_global_state().tokenizer_manager
+
+    def request_ids(self) -> Sequence[str]:
+        return list(self._manager.rid_to_state)
+
+    def abort(self, rid: str) -> None:
+        self._manager.abort_request(rid=rid)
+
+    def abort_all(self) -> None:
+        self._manager.abort_request(abort_all=True)
+
+    async def idle(self) -> bool:
+        loads = await self._manager.get_loads()
+        return not any(load.num_running_reqs or load.num_waiting_reqs for load in loads)
+
+    async def flush(self) -> bool:
+        return bool((await self._manager.flush_cache()).success)
+
+
+class FencedServer:
+    """Puts the fence around SGLang's app and serves its management side on a Unix socket."""
+
+    def __init__(self, http_server: Any, socket: Path, log: RequestLog, token: FenceToken) -> None:
+        self._owner = http_server.app
+        self._socket = socket
+        self._log = log
+        self._token = token
+        self._backend = SGLangBackend(http_server)
+        self._build = self._owner.build_middleware_stack
+        self._management: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._fence: Fence | None = None
+        # Whatever layers SGLang adds later (keys, metrics) end up inside.
+        self._owner.build_middleware_stack = self._outermost
+
+    def _outermost(self) -> Any:
+        self._fence = Fence(self._build(), self._backend, self._log, self._token)
+        return self._public
+
+    async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._fence is not None
+        if scope["type"] != "lifespan":
+            await self._fence(scope, receive, send)
+            return
+
+        async def around(message: ASGIMessage) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                await self._serve_management()
+            elif message["type"].startswith("lifespan.shutdown") and self._management is not None:
+                self._management.should_exit = True
+            await send(message)
+
+        await self._fence(scope, receive, around)
+
+    async def _private(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._fence is not None
+        scope["app"] = self._owner
+        await self._fence.management(scope, receive, send)
+
+    async def _serve_management(self) -> None:
+        self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._socket.unlink(missing_ok=True)
+        config = uvicorn.Config(
+            self._private,
+            uds=str(self._socket),
+            lifespan="off",
+            interface="asgi3",
+            log_level="warning",
+            access_log=False,
+        )
+        self._management = _Quiet(config)
+        self._serving = asyncio.create_task(self._management.serve())
+        while not self._management.started:
+            if self._serving.done():
+                self._serving.result()
+                raise RuntimeError(f"the management socket {self._socket} did not open")
+            await asyncio.sleep(0.01)
+        self._socket.chmod(0o600)
+        _log.info("management side on %s", self._socket)
+
+
+class _Quiet(uvicorn.Server):
+    """Leaves the process's signals to SGLang."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        yield
+
+
+def unfenced(settings: Any) -> list[str]:
+    """Settings of a server, and variables, that would open a way around the fence."""
+    found = [
+        f"{name}={getattr(settings, name)}"
+        for name, harmless in UNFENCED.items()
+        if hasattr(settings, name) and getattr(settings, name) not in harmless
+    ]
+    return found + [
+        f"{name}={os.environ[name]} (environment)"
+        for name in UNFENCED_ENVIRONMENT
+        if os.environ.get(name, "").lower() not in ("", "0", "-1", "false")
+    ]
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--fence-socket", type=Path, required=True)
+    parser.add_argument("--fence-token", required=True, help="<counter>:<grant id>")
+    parser.add_argument("--request-log", type=Path, required=True)
+    ours, theirs = parser.parse_known_args(arguments)
+    counter, _, grant = ours.fence_token.partition(":")
+
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    # SGLang's own warm-up asks the public port, which starts closed.
+    server_args = prepare_server_args([*theirs, "--skip-server-warmup"])
+    server_args.resolve_once()
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    if ways := sorted({*unfenced(server_args), *unfenced(resolving_view(server_args))}):
+        raise SystemExit(
+            f"refused: {', '.join(ways)} would open a listener that the fence does not cover;"
+            " remove it from the engine's server_args or the environment"
+        )
+    from sglang.srt.entrypoints import http_server
+
+    FencedServer(
+        http_server,
+        ours.fence_socket,
+        RequestLog(ours.request_log),
+        FenceToken(counter=int(counter), grant_id=grant),
+    )
+    try:
+        http_server.launch_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
