@@ -1,0 +1,75 @@
+"""The gateway of a run: ``python -m workers.gateway --run RUN --port P --control-socket S``.
+
+Registries are pushed to the control socket. Started empty, it asks the run's role workflows for
+theirs (query ``registry``), by the standard Temporal environment configuration.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from temporalio.client import Client
+from temporalio.envconfig import ClientConfig
+
+from relax_infer.discovery import Role
+from relax_infer.gateway.serve import serve_gateway
+
+_QUERY_TIMEOUT = timedelta(seconds=5)
+
+
+class RoleWorkflows:
+    """Asks ``<run>.<role>`` for its registry; connects when first asked."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+
+    async def pull(self, role: Role) -> Mapping[str, Any] | None:
+        """The role's term and document; raises whatever Temporal raises."""
+        client = await self._connected()
+        handle = client.get_workflow_handle(f"{self._run}.{role}")
+        return await handle.query("registry", rpc_timeout=_QUERY_TIMEOUT)
+
+    async def _connected(self) -> Client:
+        async with self._connecting:
+            if self._client is None:
+                config = ClientConfig.load_client_connect_config()
+                config.setdefault("target_host", "localhost:7233")
+                self._client = await Client.connect(**config)
+            return self._client
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", required=True, help="run id")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--control-socket", type=Path, required=True)
+    parser.add_argument("--request-timeout", type=float, default=1800.0, help="seconds")
+    arguments = parser.parse_args()
+    logging.basicConfig(
+        level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    uvloop.run(_serve(arguments))
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    await serve_gateway(
+        host=arguments.host,
+        port=arguments.port,
+        control_socket=arguments.control_socket,
+        pull=RoleWorkflows(arguments.run).pull,
+        timeout=arguments.request_timeout,
+    )
+
+
+if __name__ == "__main__":
+    main()
