@@ -29,13 +29,18 @@ _CPU: dict[str, Scalar] = {
 
 
 def server_settings(
-    spec: EngineGroupSpec, *, port: int, dist_port: int, model_path: str, weight_version: int | None
+    spec: EngineGroupSpec,
+    *,
+    host: str,
+    port: int,
+    dist_port: int,
+    model_path: str,
+    weight_version: int | None,
 ) -> dict[str, Scalar]:
     """SGLang's flags without dashes; what the spec sets wins over the defaults of the device."""
     settings: dict[str, Scalar] = {
         "model-path": model_path,
         "served-model-name": spec.model,
-        "host": spec.bundles[0].node_ip,
         "tp": spec.gpus_per_replica,
         "log-level": "info",
         "log-level-http": "warning",
@@ -44,13 +49,13 @@ def server_settings(
         settings["weight-version"] = str(weight_version)
     if spec.device == "cpu":
         # "auto" would narrow float32 to float16.
-        settings |= _CPU | {"dtype": checkpoint_dtype(Path(model_path))}
+        settings |= _CPU | {"dtype": checkpoint_dtype(Path(spec.model_path))}
     elif spec.offload == "memory_saver":
         # Weights keep a copy in host memory, or a resume would bring back garbage.
         settings |= {"enable-memory-saver": True, "enable-weights-cpu-backup": True}
     settings |= spec.server_args
     # The engine's actor decides these; whatever the spec says of them cannot be.
-    return settings | {"port": port, "nccl-port": dist_port}
+    return settings | {"host": host, "port": port, "nccl-port": dist_port}
 
 
 def command_line(

@@ -32,9 +32,9 @@ class EngineProcesses(Message):
     incarnation: str
     """Value of the marker."""
     session: int
-    """Session id: the pid of the process that was started."""
+    """Session id: the pid of the process that was started; 0 before it was."""
     tree: tuple[ProcessStamp, ...]
-    """Processes seen so far; the first is the session leader."""
+    """Processes seen so far; the first is the session leader. Empty before it was started."""
     host: HostIdentity
 
 
@@ -119,7 +119,7 @@ def find_processes(engine: EngineProcesses) -> list[ProcessRow]:
         mark, readable = _mark(row, started)
         if mark == engine.incarnation:
             found.append(row)
-        elif row.session == engine.session and not recycled:
+        elif row.session == engine.session and engine.session and not recycled:
             # Without our mark it is a stranger in a session number used again, or a process of
             # ours that cleared its environment; or it is starting a program just now.
             found.extend(_settled(row, engine, "is in its session and carries no mark"))

@@ -1,0 +1,135 @@
+"""The Ray actor of one replica: one per replica, detached, named, in namespace ``relax-<run>``.
+
+It holds no GPU memory itself; its server does, in a session of its own that outlives the actor.
+An actor that is made again finds what the last one left in the files of its host.
+"""
+
+import asyncio
+import os
+from typing import Literal
+
+from relax_infer.contracts.base import Message
+from relax_infer.contracts.engines import (
+    EngineGroupSpec,
+    EngineOperation,
+    ReleaseEvidence,
+    ReplicaReport,
+)
+from relax_infer.contracts.failures import RelaxError
+from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.engines.operations import OperationTable
+from relax_infer.engines.replica import EngineReplica
+from relax_infer.machines import IllegalTransition, ReplicaState
+
+Kind = Literal["launch", "onload", "load_weights", "offload", "stop"]
+
+
+class ReplicaOutcome(Message):
+    """How an operation on one replica ended; failures are told, not raised."""
+
+    report: ReplicaReport
+    evidence: ReleaseEvidence | None = None
+    stale: FenceToken | None = None
+    """The token seen before, because of which the operation was refused."""
+
+
+class ReplicaDescription(Message):
+    """Where a replica is on its host, for people and tests."""
+
+    replica: int
+    engine_id: str
+    state: ReplicaState
+    actor_pid: int
+    incarnation: str | None = None
+    session: int | None = None
+    pids: tuple[int, ...] = ()
+    """Process tree of the server as it was when it became ready."""
+    base_url: str | None = None
+    """Public, fenced address, also while closed."""
+    socket: str | None = None
+    log: str | None = None
+    request_log: str | None = None
+
+
+class EngineActor:
+    """Carries out operations on one replica, each once, in turn, under fence tokens."""
+
+    def __init__(self, spec: EngineGroupSpec, replica: int) -> None:
+        self._replica = EngineReplica(spec, replica)
+        self._fence = FenceMemory(self._replica.files.fence())
+        self._operations = OperationTable[ReplicaOutcome]()
+        self._turn = asyncio.Lock()
+
+    async def ping(self) -> int:
+        return os.getpid()
+
+    async def operate(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
+        """A known operation id joins or gets the recorded outcome, whatever its token is now."""
+        return await self._operations.run(op.operation_id, kind, lambda: self._once(kind, op))
+
+    async def _once(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
+        try:
+            self._admit(op.fence)
+            async with self._turn:
+                self._admit(op.fence)  # another grant may have come while this one waited
+                return await self._carry_out(kind, op)
+        except StaleFence as stale:
+            report = await self._replica.report()
+            return ReplicaOutcome(
+                report=report.model_copy(update={"error": str(stale)}), stale=stale.seen
+            )
+
+    async def _carry_out(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
+        evidence: ReleaseEvidence | None = None
+        try:
+            match kind:
+                case "launch":
+                    await self._replica.launch(op)
+                case "onload":
+                    await self._replica.onload(op)
+                case "load_weights":
+                    await self._replica.load_weights(op)
+                case "offload":
+                    evidence = await self._replica.offload(op)
+                case "stop":
+                    evidence = await self._replica.stop(op)
+        except (RelaxError, IllegalTransition, OSError) as error:
+            report = await self._replica.report()
+            told = f"{getattr(error, 'kind', type(error).__name__)}: {error}"
+            return ReplicaOutcome(report=report.model_copy(update={"error": told}))
+        return ReplicaOutcome(report=await self._replica.report(), evidence=evidence)
+
+    def _admit(self, token: FenceToken) -> None:
+        known = self._fence.seen
+        self._fence.admit(token)
+        if token != known:
+            self._replica.files.write_fence(token)
+
+    async def probe(self) -> ReplicaReport:
+        return await self._replica.report()
+
+    async def settle_requests(self, prefix: str, timeout: float) -> int:
+        return await self._replica.settle(prefix, timeout)
+
+    async def describe(self) -> ReplicaDescription:
+        engine = self._replica.engine
+        where = (
+            {}
+            if engine is None
+            else {
+                "incarnation": engine.holder.processes.incarnation,
+                "session": engine.holder.processes.session,
+                "pids": tuple(stamp.pid for stamp in engine.holder.processes.tree),
+                "base_url": engine.holder.base_url,
+                "socket": engine.holder.socket,
+                "log": engine.holder.log,
+                "request_log": engine.holder.request_log,
+            }
+        )
+        return ReplicaDescription(
+            replica=self._replica.replica,
+            engine_id=self._replica.engine_id,
+            state=self._replica.state,
+            actor_pid=os.getpid(),
+            **where,
+        )

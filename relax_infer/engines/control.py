@@ -1,0 +1,139 @@
+"""The management side of one engine: its fence and SGLang's own controls, over the socket."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from relax_infer.contracts.failures import PermanentError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines.fence import TOKEN_HEADER
+
+
+class EngineControl:
+    """Calls to one engine. Each raises :class:`UnconfirmedError` when no answer came (the call
+    may or may not have had its effect) and :class:`PermanentError` when the engine refused."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+
+    async def status(self) -> dict[str, Any]:
+        """``ready inflight backend_drained abandoned fence engine_idle rids``."""
+        return await self._json("GET", "/_fence/status", timeout=10)
+
+    async def open(self, token: FenceToken) -> None:
+        await self._json("POST", "/_fence/open", token=token)
+
+    async def close(self, token: FenceToken) -> None:
+        """Admit nobody and abort what runs; it may take a moment to end."""
+        await self._json("POST", "/_fence/close", token=token)
+
+    async def confirm_drained(self) -> None:
+        """Refused while anything is in flight, in the tokenizer's table or in the scheduler."""
+        await self._json("POST", "/_fence/confirm_drained")
+
+    async def requests(self, prefix: str) -> list[str]:
+        """Ids beginning with ``prefix`` of requests in the fence or in the engine."""
+        return (await self._json("GET", "/_fence/requests", query={"prefix": prefix}))["rids"]
+
+    async def abort(self, prefix: str) -> list[str]:
+        """Abort every request whose id begins with ``prefix``; they may take a moment to end."""
+        return (await self._json("POST", "/_fence/abort", query={"prefix": prefix}))["rids"]
+
+    async def alive(self) -> bool:
+        status, _ = await self._call("GET", "/health", timeout=10)
+        return status == 200
+
+    async def pause(self, token: FenceToken, timeout: float) -> None:
+        await self._json(
+            "POST", "/pause_generation", {"mode": "abort"}, token=token, timeout=timeout
+        )
+
+    async def continue_generation(self, token: FenceToken) -> None:
+        await self._json("POST", "/continue_generation", {}, token=token)
+
+    async def flush_cache(self) -> bool:
+        """False: the scheduler is busy."""
+        status, text = await self._call("POST", "/flush_cache")
+        if status not in (200, 400):
+            raise PermanentError(f"/flush_cache on {self.socket} answered {status}: {text}")
+        return status == 200
+
+    async def release(self, tags: Sequence[str], token: FenceToken, timeout: float) -> None:
+        body = {"tags": list(tags)}
+        await self._json("POST", "/release_memory_occupation", body, token=token, timeout=timeout)
+
+    async def resume(self, tags: Sequence[str], token: FenceToken, timeout: float) -> None:
+        body = {"tags": list(tags)}
+        await self._json("POST", "/resume_memory_occupation", body, token=token, timeout=timeout)
+
+    async def load(self, folder: Path, version: int, token: FenceToken, timeout: float) -> None:
+        """Replace the resident weights by those of a Hugging Face folder."""
+        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+        await self._json("POST", "/update_weights_from_disk", body, token=token, timeout=timeout)
+
+    async def weight_version(self) -> int | None:
+        """The version that the engine was last told; None when it was told none."""
+        text = str((await self._json("GET", "/model_info"))["weight_version"])
+        return int(text) if text.isdecimal() else None
+
+    async def weights_digest(self, timeout: float) -> str:
+        """Digest of the resident weights: the one rank's, or the one over all ranks'."""
+        answer = await self._json(
+            "POST", "/weights_checker", {"action": "checksum"}, timeout=timeout
+        )
+        ranks = answer["ranks"]
+        return ranks[0]["per_gpu_checksum"] if len(ranks) == 1 else answer["per_engine_checksum"]
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        token: FenceToken | None = None,
+        timeout: float = 60.0,
+    ) -> Any:
+        status, answer = await self._call(
+            method, path, body, query=query, token=token, timeout=timeout
+        )
+        if status != 200:
+            raise PermanentError(f"{method} {path} on {self.socket} answered {status}: {answer}")
+        return answer
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        token: FenceToken | None = None,
+        timeout: float = 60.0,
+    ) -> tuple[int, Any]:
+        headers = {} if token is None else {TOKEN_HEADER: str(token)}
+        connector = aiohttp.UnixConnector(path=str(self.socket))
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector) as session,
+                session.request(
+                    method,
+                    f"http://engine{path}",
+                    params=query,
+                    json=body,
+                    headers=headers,
+                    timeout=aiohttp.ClientTimeout(total=timeout),
+                ) as response,
+            ):
+                text = await response.text()
+                if response.content_type == "application/json" and text:
+                    return response.status, await response.json()
+                return response.status, text
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnconfirmedError(
+                f"{method} {path} on {self.socket}: no answer within {timeout:g} s"
+                f" ({type(error).__name__} {error}).",
+                cure="It may or may not have had its effect.",
+            ) from error

@@ -1,0 +1,81 @@
+"""The strict drain: a closed gate, no request anywhere, an idle scheduler, or an error."""
+
+import asyncio
+import time
+
+from relax_infer.contracts.failures import PermanentError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines.control import EngineControl
+
+_POLL = 0.05
+_POLITE_SECONDS = 2.0
+
+
+async def drain(control: EngineControl, token: FenceToken, timeout: float) -> None:
+    """Close, end every request, pause, then abort and flush until the scheduler says it is idle.
+
+    The pause comes after the last request ended: one that waits behind a pause is in no table
+    where an abort would find it. Leaves the engine closed, paused and confirmed drained.
+
+    Raises:
+        UnconfirmedError: not within ``timeout`` seconds, or a call had no answer.
+        PermanentError: the engine refused a call. Either way nothing may be released.
+    """
+    deadline = time.monotonic() + timeout
+    await control.close(token)
+    while left := (await control.status())["inflight"]:
+        await _again(control, deadline, f"{left} requests are in flight")
+    await control.pause(token, max(1.0, deadline - time.monotonic()))
+    while not await control.flush_cache():
+        await control.abort("")
+        await _again(control, deadline, "its scheduler is busy")
+    await confirm_drained(control, max(1.0, deadline - time.monotonic()))
+
+
+async def confirm_drained(control: EngineControl, timeout: float) -> None:
+    """Wait until the fence of a closed engine agrees that it is drained."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            await control.confirm_drained()
+        except PermanentError as busy:
+            await _again(control, deadline, str(busy))
+        else:
+            return
+
+
+async def close_before_end(control: EngineControl, token: FenceToken) -> None:
+    """Give callers of an engine that is about to be ended an aborted answer, if that works.
+
+    An engine that does not answer is ended all the same, so its silence is no error here.
+    """
+    deadline = time.monotonic() + _POLITE_SECONDS
+    try:
+        await control.close(token)
+        while (await control.status())["inflight"]:
+            await _again(control, deadline, "callers are waiting")
+    except (UnconfirmedError, PermanentError):
+        return
+
+
+async def settle(control: EngineControl, prefix: str, timeout: float) -> int:
+    """Abort requests whose id begins with ``prefix``; the number of them, once all are gone.
+
+    Raises:
+        UnconfirmedError: some are still there after ``timeout`` seconds.
+    """
+    seen: set[str] = set()
+    deadline = time.monotonic() + timeout
+    while left := await control.abort(prefix):
+        seen.update(left)
+        await _again(control, deadline, f"aborted requests {left[:3]} are not gone")
+    return len(seen)
+
+
+async def _again(control: EngineControl, deadline: float, why: str) -> None:
+    if time.monotonic() > deadline:
+        raise UnconfirmedError(
+            f"The engine at {control.socket} is not drained in time: {why}.",
+            cure="Nothing is released. Probe it again, or stop it with proof.",
+        )
+    await asyncio.sleep(_POLL)

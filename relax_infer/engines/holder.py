@@ -1,0 +1,96 @@
+"""Files on an engine's own host: who may hold its GPUs, and the highest token it has seen.
+
+They outlive the engine's actor. A holder is written before its process is started and removed
+only on release proof, so an actor that finds one knows that an engine of an earlier actor may be
+there, whatever Ray says.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+from relax_infer.contracts.base import Message
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines.release import EngineProcesses
+
+_M = TypeVar("_M", bound=Message)
+_SOCKET_LIMIT = 100
+
+
+class Holder(Message):
+    """One incarnation of an engine on this host."""
+
+    engine_id: str
+    processes: EngineProcesses
+    base_url: str
+    """Public, fenced address."""
+    socket: str
+    log: str
+    """Everything its processes print."""
+    request_log: str
+    model_path: str
+    memory_before: int | None = None
+    """Bytes in use on its devices before it was started; None where there are none."""
+
+
+class HolderFiles:
+    """The files of one replica."""
+
+    def __init__(self, spec: EngineGroupSpec, replica: int) -> None:
+        # Two stacks on one host may run a run of the same name; their stores differ.
+        key = hashlib.sha256(f"{spec.store}\0{spec.run}".encode()).hexdigest()[:10]
+        self.folder = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._name = spec.actor_name(replica)
+        self._short = hashlib.sha256(self._name.encode()).hexdigest()[:8]
+
+    def holder(self) -> Holder | None:
+        return self._read("holder", Holder)
+
+    def write_holder(self, holder: Holder) -> None:
+        self._write("holder", holder)
+
+    def remove_holder(self) -> None:
+        self._path("holder").unlink(missing_ok=True)
+
+    def fence(self) -> FenceToken | None:
+        return self._read("fence", FenceToken)
+
+    def write_fence(self, token: FenceToken) -> None:
+        self._write("fence", token)
+
+    def socket(self, incarnation: str) -> Path:
+        """Path of an incarnation's management socket.
+
+        Raises:
+            PermanentError: it would be longer than a Unix socket's address may be.
+        """
+        path = self.folder / f"{self._short}-{incarnation[:6]}.sock"
+        if len(os.fsencode(path)) >= _SOCKET_LIMIT:
+            raise PermanentError(
+                f"The path of the engine's socket is too long: {path}.",
+                cure=f"Set TMPDIR to a shorter path than {tempfile.gettempdir()}.",
+            )
+        return path
+
+    def _path(self, kind: str) -> Path:
+        return self.folder / f"{self._name}.{kind}.json"
+
+    def _read(self, kind: str, model: type[_M]) -> _M | None:
+        try:
+            return model.model_validate_json(self._path(kind).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def _write(self, kind: str, value: Message) -> None:
+        path = self._path(kind)
+        partial = path.with_suffix(f".{os.getpid()}")
+        with partial.open("w") as file:
+            file.write(value.model_dump_json())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)

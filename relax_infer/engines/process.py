@@ -1,0 +1,258 @@
+"""Starting and ending one fenced server on this host."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections import deque
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines import _proc
+from relax_infer.engines.command import command_line, environment, server_settings
+from relax_infer.engines.control import EngineControl
+from relax_infer.engines.holder import Holder, HolderFiles
+from relax_infer.engines.memory import memory_in_use
+from relax_infer.engines.release import (
+    EngineProcesses,
+    ReleaseProof,
+    check_marks,
+    find_processes,
+    prove_release,
+)
+
+_POLL = 0.1
+_LOG_LINES = 25
+_PORT_TAKEN = "address already in use"
+_PORT_ATTEMPTS = 3
+_CUDA_GRACE = 30.0
+"""Seconds that an engine on CUDA may take to let go by itself before it is killed."""
+
+
+class PortTaken(TransientError):
+    """Somebody took the port between its choice and the server's start."""
+
+
+class EngineProcess:
+    """One incarnation: the server's process tree and its socket."""
+
+    def __init__(self, holder: Holder, popen: subprocess.Popen[bytes] | None) -> None:
+        self.holder = holder
+        self.control = EngineControl(Path(holder.socket))
+        self._popen = popen
+
+    def exited(self) -> bool:
+        """Whether the server's first process is gone (others of its tree may live on)."""
+        return self._popen is None or self._popen.poll() is not None
+
+    def ended(self) -> bool:
+        """Whether no process of the engine is left on this host, as far as one scan tells."""
+        return self.exited() and not find_processes(self.holder.processes)
+
+    def tail(self) -> str:
+        return _tail(Path(self.holder.log))
+
+
+async def start_engine(
+    spec: EngineGroupSpec,
+    replica: int,
+    files: HolderFiles,
+    *,
+    token: FenceToken,
+    model_path: Path,
+    weight_version: int | None,
+) -> EngineProcess:
+    """Start a server and wait until it answers and every process of it shows its marker.
+
+    Its gate is closed. On failure nothing of it is left, or the holder file stays.
+
+    Raises:
+        PermanentError: the server exited; the text has the last lines of its log.
+        TransientError: it did not answer within ``spec.launch_timeout``.
+        UnconfirmedError: it failed and its processes could not be proved gone.
+    """
+    for attempt in range(1, _PORT_ATTEMPTS + 1):
+        try:
+            return await _start_once(spec, replica, files, token, model_path, weight_version)
+        except PortTaken:
+            if attempt == _PORT_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _start_once(
+    spec: EngineGroupSpec,
+    replica: int,
+    files: HolderFiles,
+    token: FenceToken,
+    model_path: Path,
+    weight_version: int | None,
+) -> EngineProcess:
+    incarnation = str(uuid.uuid4())
+    bundles = spec.bundles[replica * spec.gpus_per_replica :][: spec.gpus_per_replica]
+    gpus = tuple(bundle.gpu_id for bundle in bundles)
+    host = bundles[0].node_ip
+    port, dist_port = free_ports(host, 2)
+    name = f"{spec.actor_name(replica)}.{incarnation[:8]}"
+    log = log_folder(spec) / f"{name}.log"
+    request_log = _request_log_folder(spec) / f"{name}.jsonl"
+    holder = Holder(
+        engine_id=spec.engine_id(replica),
+        processes=EngineProcesses(
+            incarnation=incarnation, session=0, tree=(), host=_proc.this_host()
+        ),
+        base_url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
+        socket=str(files.socket(incarnation)),
+        log=str(log),
+        request_log=str(request_log),
+        model_path=str(model_path),
+        memory_before=await memory_in_use(gpus) if spec.device == "cuda" else None,
+    )
+    settings = server_settings(
+        spec,
+        host=host,
+        port=port,
+        dist_port=dist_port,
+        model_path=str(model_path),
+        weight_version=weight_version,
+    )
+    command = command_line(
+        spec, settings, socket=Path(holder.socket), token=token, request_log=request_log
+    )
+    files.write_holder(holder)
+    popen = _spawn(command, environment(spec, incarnation, gpus), log)
+    first = _proc.process(popen.pid)
+    holder = _with_processes(
+        holder, session=popen.pid, tree=(first.stamp,) if first is not None else ()
+    )
+    files.write_holder(holder)
+    engine = EngineProcess(holder, popen)
+    try:
+        await _answers(engine, spec.launch_timeout)
+        tree = await asyncio.to_thread(check_marks, holder.processes)
+    except BaseException:
+        await asyncio.shield(end_engine(engine, spec, files))
+        raise
+    engine.holder = _with_processes(holder, session=popen.pid, tree=tree)
+    files.write_holder(engine.holder)
+    return engine
+
+
+async def end_engine(
+    engine: EngineProcess, spec: EngineGroupSpec, files: HolderFiles
+) -> ReleaseProof:
+    """End every process of the engine and prove it; the holder file goes with the proof.
+
+    On CUDA the server is asked first, since a kill in the middle of a release is how memory
+    survives. On a CPU there is nothing to let go of.
+
+    Raises:
+        UnconfirmedError: see :func:`prove_release`; the holder file stays.
+    """
+
+    def end() -> ReleaseProof:
+        tree = engine.holder.processes.tree
+        if spec.device == "cuda" and tree and _proc.send_signal(tree[0], signal.SIGTERM):
+            deadline = time.monotonic() + _CUDA_GRACE
+            while not engine.exited() and time.monotonic() < deadline:
+                time.sleep(_POLL)
+        proof = prove_release(engine.holder.processes)
+        engine.exited()  # reaps it
+        files.remove_holder()
+        Path(engine.holder.socket).unlink(missing_ok=True)
+        return proof
+
+    return await asyncio.to_thread(end)
+
+
+async def _answers(engine: EngineProcess, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        if engine.exited():
+            tail = engine.tail()
+            kind = PortTaken if _PORT_TAKEN in tail.lower() else PermanentError
+            raise kind(
+                f"Engine {engine.holder.engine_id} exited while it started; the end of its log"
+                f" {engine.holder.log}:\n{tail}"
+            )
+        try:
+            if await engine.control.alive():
+                return
+        except UnconfirmedError:
+            pass  # not listening yet
+        if time.monotonic() > deadline:
+            raise TransientError(
+                f"Engine {engine.holder.engine_id} did not answer within {timeout:.0f} s; the end"
+                f" of its log {engine.holder.log}:\n{engine.tail()}",
+                cure="Raise engine.launch_timeout if it was still loading.",
+            )
+        await asyncio.sleep(_POLL)
+
+
+def _spawn(command: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that were free on ``host`` a moment ago, all different."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sockets = [socket.socket(family, socket.SOCK_STREAM) for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def log_folder(spec: EngineGroupSpec) -> Path:
+    home = os.environ.get("RELAX_HOME")
+    if home:
+        return Path(home) / "logs" / spec.run
+    return Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / "logs" / spec.run
+
+
+def local_path(url: str) -> Path | None:
+    """The path that a ``file://`` URL or a plain path names; None for any other URL."""
+    parts = urlsplit(url)
+    if parts.scheme == "":
+        return Path(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _request_log_folder(spec: EngineGroupSpec) -> Path:
+    """In the store where that is a folder; a store of objects cannot be appended to."""
+    store = local_path(spec.store)
+    if store is None:
+        return log_folder(spec) / "requests"
+    return store / spec.run / "engines" / "requests"
+
+
+def _with_processes(holder: Holder, **changes: object) -> Holder:
+    processes = holder.processes.model_copy(update=changes)
+    return holder.model_copy(update={"processes": processes})
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as lines:
+            return "".join(deque(lines, _LOG_LINES))
+    except FileNotFoundError:
+        return "(no log)"
