@@ -1,0 +1,315 @@
+"""What the detached Ray actor ``front`` does: keep a router and a gateway running on one host.
+
+The children outlive the actor. What the next actor must know of them (processes, ports, the
+router's workers) is in a file of the host, so that a new actor adopts living children and starts
+dead ones on the same ports.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import random
+import socket
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+import relax_infer
+from relax_infer.contracts.base import Message
+from relax_infer.contracts.batch import RegistryPush
+from relax_infer.contracts.failures import PermanentError, RelaxError, TransientError
+from relax_infer.contracts.run import FrontAddress
+from relax_infer.engines._proc import ProcessStamp
+from relax_infer.engines.router import RouterAdapter, router_command
+from relax_infer.gateway._child import Child
+
+log = logging.getLogger(__name__)
+
+_UP_TIMEOUT = 60.0
+"""Seconds from a child's start to its first answer."""
+_SILENT_TIMEOUT = 30.0
+"""Seconds for which a running child may be silent before it is started again."""
+_PORTS = range(20_000, 30_000)
+"""Below those that the kernel gives to outgoing connections, which could take a port that we want
+back, and apart from those that Ray and SGLang take by default."""
+_POLL = 0.1
+_CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
+_CHECKOUT = Path(relax_infer.__file__).parents[1]
+"""Where the ``workers`` package is; it is not installed."""
+
+
+class FrontState(Message):
+    """What outlives the actor."""
+
+    surroundings: str
+    """Fingerprint of what the children were told of stack and Temporal."""
+    router_port: int = 0
+    prometheus_port: int = 0
+    gateway_port: int = 0
+    router: ProcessStamp | None = None
+    gateway: ProcessStamp | None = None
+    router_workers: tuple[str, ...] = ()
+    """Addresses that the router was last told to hold."""
+
+
+class FrontActor:
+    """Async Ray actor; one per run."""
+
+    def __init__(self, run: str, cluster: str, host: str, environment: Mapping[str, str]) -> None:
+        """
+        Args:
+            run: run id.
+            cluster: names the Ray cluster, so that equal run ids of two clusters do not meet.
+            host: address to listen on.
+            environment: variables that the children get on top of this process's own.
+        """
+        self._run, self._host = run, host
+        home = environment.get("RELAX_HOME")
+        logs = Path(home) / "logs" if home else _private_folder() / "logs"
+        key = hashlib.sha256(f"{cluster}/{run}".encode()).hexdigest()[:16]
+        self._socket = _private_folder() / f"gw-{key}.sock"
+        self._file = _private_folder() / f"front-{key}.json"
+        self._environment = _child_environment(environment)
+        self._surroundings = _fingerprint(environment)
+        self._router = Child("sglang-router", logs / f"{run}.router.log")
+        self._gateway = Child("gateway", logs / f"{run}.gateway.log")
+        self._ensuring = asyncio.Lock()
+        self._pushing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._router_fault: str | None = None
+        self._outdated: set[str] = set()
+        """Adopted children that were told of another stack or Temporal."""
+        self._state = self._recall()
+
+    async def ensure(self) -> FrontAddress:
+        """Both children answer; dead ones are started again on their ports.
+
+        A router that had to be started again is given its workers back as far as they answer; what
+        did not work is in :meth:`describe`, and the next push decides anew.
+        """
+        async with self._ensuring:
+            restarted, *others = await asyncio.gather(
+                self._ensure_router(), self._ensure_gateway(), return_exceptions=True
+            )
+            for outcome in (restarted, *others):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            if restarted and self._state.router_workers:
+                await self._give_workers_back()
+        return self._address
+
+    async def push(self, push: RegistryPush) -> dict[str, Any]:
+        """The router's workers first, then the gateway's document; an older push changes neither.
+
+        Returns:
+            ``{"outcome": "accepted" | "unchanged" | "older", "held": {...}}``.
+        """
+        await self.ensure()
+        async with self._pushing[push.role]:
+            held = (await self._control("GET", "/registry"))[1].get(push.role)
+            if held is not None and _order(push) < (held["term"], held["topology_revision"]):
+                held.pop("document")
+                return {"outcome": "older", "held": held}
+            if push.router_workers is not None:
+                self._remember(router_workers=push.router_workers)
+                await RouterAdapter(self._address.router_url).set_workers(push.router_workers)
+                self._router_fault = None
+            body = {"term": push.term, "document": push.document}
+            status, answer = await self._control("PUT", f"/registry/{push.role}", body)
+        if status == 200 or answer.get("outcome") == "older":
+            return answer
+        raise PermanentError(
+            f"the gateway of run {self._run} refused the registry of {push.role}:"
+            f" {status} {answer.get('detail')}"
+        )
+
+    async def describe(self) -> dict[str, Any]:
+        """Processes, ports, files; for status, tests and the sweep of a local stack."""
+        state = self._state
+        return {
+            "run": self._run,
+            "router_url": self._address.router_url,
+            "gateway_url": self._address.gateway_url,
+            "router_pid": self._router.stamp.pid if self._router.stamp else None,
+            "router_alive": self._router.alive,
+            "gateway_pid": self._gateway.stamp.pid if self._gateway.stamp else None,
+            "gateway_alive": self._gateway.alive,
+            "router_port": state.router_port,
+            "prometheus_port": state.prometheus_port,
+            "gateway_port": state.gateway_port,
+            "control_socket": str(self._socket),
+            "state_file": str(self._file),
+            "logs": [str(self._router.log), str(self._gateway.log)],
+            "router_workers": list(state.router_workers),
+            "router_fault": self._router_fault,
+        }
+
+    async def stop(self) -> None:
+        """Both children are gone, and so are the socket and the file."""
+        async with self._ensuring:
+            await asyncio.gather(self._router.stop(), self._gateway.stop())
+            self._socket.unlink(missing_ok=True)
+            self._file.unlink(missing_ok=True)
+
+    # --- the children
+
+    @property
+    def _address(self) -> FrontAddress:
+        return FrontAddress(
+            router_url=f"http://{self._host}:{self._state.router_port}",
+            gateway_url=f"http://{self._host}:{self._state.gateway_port}",
+        )
+
+    async def _ensure_router(self) -> bool:
+        """Whether it had to be started."""
+        if await self._well(self._router, self._address.router_url, "/health"):
+            return False
+        port = _port(self._host, self._state.router_port)
+        metrics = _port(self._host, self._state.prometheus_port)
+        self._router.start(router_command(port, metrics, host=self._host), self._environment)
+        self._remember(router_port=port, prometheus_port=metrics, router=self._router.stamp)
+        await _up(self._router, self._address.router_url, "/health", _UP_TIMEOUT)
+        return True
+
+    async def _ensure_gateway(self) -> bool:
+        """Whether it had to be started."""
+        if await self._well(self._gateway, self._address.gateway_url, "/healthz"):
+            return False
+        port = _port(self._host, self._state.gateway_port)
+        command = [
+            *(sys.executable, "-m", "workers.gateway", "--run", self._run),
+            *("--host", self._host, "--port", str(port), "--control-socket", str(self._socket)),
+        ]
+        self._gateway.start(command, self._environment)
+        self._remember(gateway_port=port, gateway=self._gateway.stamp)
+        await _up(self._gateway, self._address.gateway_url, "/healthz", _UP_TIMEOUT)
+        return True
+
+    async def _well(self, child: Child, url: str, path: str) -> bool:
+        """Whether it may stay; else it is gone now. One that is slow has requests under way."""
+        if child.alive and child.name not in self._outdated:
+            try:
+                await _up(child, url, path, _SILENT_TIMEOUT)
+                return True
+            except TransientError as error:
+                log.warning("%s is started again: %s", child.name, error.message)
+        await child.stop()
+        self._outdated.discard(child.name)
+        return False
+
+    async def _give_workers_back(self) -> None:
+        workers = self._state.router_workers
+        try:
+            await RouterAdapter(self._address.router_url, timeout=15.0).set_workers(workers)
+            self._router_fault = None
+        except RelaxError as error:
+            # The engines decide whether this can work, and the next push names the true ones.
+            self._router_fault = str(error)
+            log.warning("router of run %s, restarted: %s", self._run, error)
+
+    async def _control(
+        self, method: str, path: str, body: object | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        connector = aiohttp.UnixConnector(path=str(self._socket))
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=_CALL_TIMEOUT) as session,
+                session.request(method, f"http://gateway{path}", json=body) as answer,
+            ):
+                return answer.status, await answer.json()
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise TransientError(
+                f"the gateway of run {self._run} did not answer {method} {path} on"
+                f" {self._socket}: {type(error).__name__} {error}"
+            ) from error
+
+    # --- what outlives the actor
+
+    def _recall(self) -> FrontState:
+        state = FrontState(surroundings=self._surroundings)
+        with contextlib.suppress(FileNotFoundError):
+            state = FrontState.model_validate_json(self._file.read_text())
+        self._router.adopt(state.router)
+        self._gateway.adopt(state.gateway)
+        if state.surroundings != self._surroundings:
+            self._outdated = {self._router.name, self._gateway.name}
+        return state
+
+    def _remember(self, **changes: object) -> None:
+        changes["surroundings"] = self._surroundings
+        self._state = self._state.model_copy(update=changes)
+        draft = self._file.with_suffix(".new")
+        draft.write_text(json.dumps(self._state.model_dump(mode="json")))
+        draft.replace(self._file)
+
+
+def _order(push: RegistryPush) -> tuple[int, int]:
+    revision = push.document.get("topology_revision")
+    if not isinstance(revision, int):
+        raise PermanentError(f"the registry of {push.role} has no topology_revision")
+    return push.term, revision
+
+
+def _child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    environment = {**os.environ, **extra}
+    paths = [str(_CHECKOUT), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+    return environment
+
+
+def _private_folder() -> Path:
+    """Short, since the path of a Unix socket has about 100 bytes; nobody else may look in."""
+    folder = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _fingerprint(environment: Mapping[str, str]) -> str:
+    told = {k: v for k, v in environment.items() if k == "RELAX_STACK" or k[:9] == "TEMPORAL_"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _port(host: str, wanted: int) -> int:
+    """``wanted`` if it is free, else (or if it is 0) another that is free now."""
+    preferred = [wanted] if wanted else []
+    for port in (*preferred, *random.sample(_PORTS, 50)):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((host, port))
+                return probe.getsockname()[1]
+    raise TransientError(f"no free port on {host} between {_PORTS.start} and {_PORTS.stop}.")
+
+
+async def _answers(url: str, path: str) -> bool:
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
+            session.get(url + path) as answer,
+        ):
+            # A router without workers says 503 to /health: it answers, which is all that is asked.
+            return answer.status < 500 or answer.status == 503
+    except (aiohttp.ClientError, OSError):
+        return False
+
+
+async def _up(child: Child, url: str, path: str, timeout: float) -> None:
+    """Wait until it answers; raises TransientError if it ends first or stays silent."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while not await _answers(url, path):
+        if not child.alive:
+            raise child.died("it was waited for")
+        if loop.time() > deadline:
+            raise TransientError(
+                f"{child.name} did not answer {url}{path} within {timeout:g} s; the end of"
+                f" {child.log}:\n{child.tail()}"
+            )
+        await asyncio.sleep(_POLL)
