@@ -20,11 +20,10 @@ from temporalio.worker import Worker
 
 from activities._boundary import ActivityBoundary
 from activities.registry import ACTIVITIES
-from relax_infer.contracts.policies import POLICIES
+from relax_infer.contracts.policies import POLICIES, QUEUES
 from workers._runner import FAILS_WORKFLOW, workflow_runner
 from workflows import WORKFLOWS
 
-QUEUES = ("relax", "relax-engines", "relax-train")
 _IDLE = 0.5
 """Seconds that the SDK's threads may need after the last worker stopped."""
 

@@ -106,7 +106,3 @@ OFFLOAD_TRAINER = Call("offload_trainer", TrainerOperation, RoleResult)
 PROBE_TRAINER = Call("probe_trainer", TrainerOperation, RoleResult)
 STOP_TRAINER = Call("stop_trainer", TrainerOperation, RoleResult)
 TRAIN_STEP = Call("train_step", TrainRequest, TrainResult)
-
-ALL_CALLS: tuple[Call[BaseModel, BaseModel], ...] = tuple(  # type: ignore[assignment]
-    call for call in (*globals().values(), *CONFIRM_OFFLOAD.values()) if isinstance(call, Call)
-)

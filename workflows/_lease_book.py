@@ -74,6 +74,8 @@ class LeaseBook:
             )
         if request.purpose == "train" and request.batch not in self.committed:
             raise LeaseRefused(f"batch {request.batch} is not committed: it must not be trained on")
+        if self.roles[role].state is LeaseState.ACTIVE:
+            raise LeaseRefused(f"{role} is acquired already: its holder must release it first")
         self._need_free_for(role)
 
     def _check_deactivate(self, request: LeaseRequest) -> None:

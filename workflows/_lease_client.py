@@ -26,7 +26,7 @@ class LeaseClient:
     def operation_id(self, method: str, role: str | None = None) -> str:
         """Unique in the run: a workflow's run id stands in it, so a retried step is a new asker."""
         self._asked += 1
-        who = f"{workflow.info().workflow_id}:{workflow.info().run_id[:8]}"
+        who = f"{workflow.info().workflow_id}:{workflow.info().run_id}"
         return f"{who}:{self._asked}:{role + ':' if role else ''}{method}"
 
     async def ask(self, request: LeaseRequest) -> LeaseAnswer:

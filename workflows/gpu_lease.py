@@ -89,9 +89,10 @@ class GpuLease:
             for operation_id, document in carried.get("operations", {}).items()
         }
         self._resolved_by: dict[str, str] = {}
+        self._proved: dict[str, RoleResult] = {}
         self._waiters = 0
         self._updates = 0
-        self._probes = int(carried.get("probes", 0))
+        self._asked = int(carried.get("asked", 0))
         self._closing = False
         self._reconciling: set[str] = set()
         self._trainer = TrainerRole(start.trainer) if start.trainer else None
@@ -112,7 +113,7 @@ class GpuLease:
                         "book": self._book.carry(),
                         "answers": self._mail.carry(),
                         "operations": {k: _carry_operation(v) for k, v in self._operations.items()},
-                        "probes": self._probes,
+                        "asked": self._asked,
                     }
                 }
             )
@@ -146,7 +147,9 @@ class GpuLease:
         def validate(command: LeaseCommand) -> None:
             self._refuse_illegal(_request(command, method))
 
-        workflow.set_update_handler(method, handle, validator=validate)
+        workflow.set_update_handler(  # pyright: ignore[reportUnknownMemberType]
+            method, handle, validator=validate
+        )
 
     async def _answer(self, ask: Ask) -> LeaseAnswer:
         if ask.method == "close":
@@ -239,7 +242,7 @@ class GpuLease:
         failures = 0
         while True:
             if self._book.roles[role].state is LeaseState.ACTIVE:
-                return LeaseAnswer(fence=self._book.roles[role].fence)
+                return self._found_active(role)
             attempt = f"{request.operation_id}.{failures}" if failures else request.operation_id
             fence = self._book.grant(role, attempt, workflow.time())
             self._show()
@@ -248,9 +251,11 @@ class GpuLease:
             except ApplicationError as error:
                 failures += 1
                 await self._block_until_known(role, error)
-                if failures >= GRANT_ATTEMPTS or kind_of(error) == PERMANENT:
+                active = self._book.roles[role].state is LeaseState.ACTIVE
+                if not active and (failures >= GRANT_ATTEMPTS or kind_of(error) == PERMANENT):
                     raise
-                self._book.check(request)
+                if not active:
+                    self._book.check(request)
                 continue
             self._book.record(role, LeaseEvent.ONLOAD_CONFIRMED, workflow.time())
             return LeaseAnswer(
@@ -259,6 +264,16 @@ class GpuLease:
                 weights_digest=result.weights_digest,
                 holders=result.holders,
             )
+
+    def _found_active(self, role: str) -> LeaseAnswer:
+        """Up already, or proved to be up by a probe after an answer was lost."""
+        seen = self._proved.get(role, RoleResult())
+        return LeaseAnswer(
+            fence=self._book.roles[role].fence,
+            weight_version=seen.weight_version,
+            weights_digest=seen.weights_digest,
+            holders=seen.holders,
+        )
 
     async def _release(self, role: str) -> LeaseAnswer:
         """Take the pool back; answers only when the release is confirmed, proved or resolved."""
@@ -289,10 +304,8 @@ class GpuLease:
         operation = RoleOperation.model_validate(
             {"method": method, "fence": fence, "weights": weights}
         )
-        operation_id = f"{self._start.run.run}.lease-{self._start.pool}.{fence}.{method}"
-        if method == "probe":
-            self._probes += 1
-            operation_id = f"{operation_id}-{self._probes}"
+        self._asked += 1
+        operation_id = f"{self._start.run.run}.lease-{self._start.pool}.{self._asked}.{method}"
         if role == "trainer":
             assert self._trainer is not None
             return await self._trainer.perform(operation, operation_id)
@@ -345,6 +358,7 @@ class GpuLease:
         if result.state in ("SLEEPING", "STOPPED"):
             self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
         elif result.state == "READY":
+            self._proved[role] = result
             self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
 
     async def _resolve(self, request: LeaseRequest) -> None:

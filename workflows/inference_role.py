@@ -135,7 +135,10 @@ class InferenceRole:
     async def _answer(self, ask: Ask) -> RoleResult:
         operation = RoleOperation.model_validate(ask.payload)
         if operation.method in ("probe", "resolve"):
-            return await self._pass_on(operation, ask.operation_id)
+            result = await self._pass_on(operation, ask.operation_id)
+            if not self._busy:
+                await self._publish()
+            return result
         return await self._exclusively(operation, ask.operation_id)
 
     async def _exclusively(self, operation: RoleOperation, operation_id: str) -> RoleResult:

@@ -6,9 +6,10 @@ backoff. Every activity heartbeats: a worker that dies is noticed after ``heartb
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Queue = Literal["relax", "relax-engines", "relax-train"]
+QUEUES: tuple[Queue, ...] = get_args(Queue)
 
 ONCE = 1
 FOREVER = 0

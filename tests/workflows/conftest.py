@@ -1,0 +1,60 @@
+"""A Temporal server for the tests of this folder, and a worker over the scripted world."""
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
+
+from relax_infer.contracts.policies import QUEUES
+from tests.workflows.scripted_world import ScriptedWorld
+from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workflows import WORKFLOWS
+from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
+
+FAST = (
+    "--dynamic-config-value",
+    "history.transferProcessorMaxPollRPS=200",
+    "--dynamic-config-value",
+    "history.timerProcessorMaxPollRPS=200",
+)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def temporal() -> AsyncIterator[Client]:
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=shutil.which("temporal"),
+        data_converter=pydantic_data_converter,
+        search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
+        dev_server_extra_args=list(FAST),
+    ) as environment:
+        yield environment.client
+
+
+@pytest.fixture
+def working(temporal: Client) -> Callable[[ScriptedWorld], AbstractAsyncContextManager[Client]]:
+    """``async with working(world) as client``: workers over the scripted world on all queues."""
+
+    @asynccontextmanager
+    async def work(world: ScriptedWorld) -> AsyncIterator[Client]:
+        async with AsyncExitStack() as stack:
+            for queue in QUEUES:
+                worker = Worker(
+                    temporal,
+                    task_queue=queue,
+                    workflows=WORKFLOWS if queue == "relax" else [],
+                    activities=world.activities(),
+                    workflow_runner=workflow_runner(),
+                    workflow_failure_exception_types=FAILS_WORKFLOW,
+                    sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
+                )
+                await stack.enter_async_context(worker)
+            yield temporal
+
+    return work

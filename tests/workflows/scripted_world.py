@@ -1,0 +1,428 @@
+"""A world of activities in memory, with faults on demand, for tests of what workflows decide.
+
+The one double of the activity layer. It keeps what the real parts keep (who is resident, the
+highest fence token, remembered operations, a ledger) and notes every violation of the first
+promise. ``test_activities_and_doubles_agree`` holds its names and types against the real ones; the
+whole loop runs on the real parts in tests/e2e.
+"""
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from relax_infer.contracts import batch as b
+from relax_infer.contracts.engines import (
+    BundleBinding,
+    EngineGroupSpec,
+    EngineOperation,
+    GroupReport,
+    OffloadCheck,
+    OffloadConfirmation,
+    ReplicaReport,
+)
+from relax_infer.contracts.fence import FenceMemory, FenceToken
+from relax_infer.contracts.lease import RoleResult
+from relax_infer.contracts.refs import RunRef, StagedRef, WeightsRef
+from relax_infer.contracts.run import (
+    BatchMetrics,
+    Binding,
+    Evaluation,
+    FrontAddress,
+    RecordRequest,
+    ResolveRequest,
+    RunPlan,
+)
+from relax_infer.contracts.training import (
+    TrainerOperation,
+    TrainerSpec,
+    TrainRequest,
+    TrainResult,
+)
+from relax_infer.machines import ReplicaState
+
+STAGED = StagedRef(uri="memory://x", sha256="0" * 64, rows=256)
+
+
+def plan(run: str, **changes: Any) -> RunPlan:
+    """Two policy engines, a GenRM, a Teacher and a trainer on two GPUs."""
+    ref = RunRef(run=run, store="memory://store")
+
+    def group(role: str, replicas: int) -> EngineGroupSpec:
+        return EngineGroupSpec.model_validate(
+            {
+                "run": run,
+                "role": role,
+                "model": "policy" if role == "rollout" else role,
+                "model_path": f"/models/{role}",
+                "weight_source": "ACTOR" if role == "rollout" else "STATIC",
+                "replicas": replicas,
+                "gpus_per_replica": 1,
+                "offload": "memory_saver",
+                "ray_gpu_fraction": 0.2,
+                "placement_group": "pool",
+                "bundles": (),
+                "device": "cpu",
+                "store": ref.store,
+            }
+        )
+
+    trainer = TrainerSpec(
+        run=ref,
+        model_path="/models/policy",
+        ranks=1,
+        placement_group="pool",
+        bundles=(),
+        ray_gpu_fraction=0.4,
+        seed=0,
+        learning_rate=1e-4,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
+        grad_clip=1.0,
+        clip_low=0.2,
+        clip_high=0.28,
+        mini_batches=2,
+        advantage_eps=1e-4,
+        use_reward=True,
+        distillation=1.0,
+        keep_checkpoints=2,
+    )
+    document: dict[str, Any] = {
+        "run": ref,
+        "recipe_name": "scripted",
+        "recipe_sha256": "0" * 64,
+        "steps": 2,
+        "roles": ("rollout", "genrm", "teacher", "trainer"),
+        "groups": (group("rollout", 2), group("genrm", 1), group("teacher", 1)),
+        "trainer": trainer,
+        "initial_weights": WeightsRef(version=0, uri="/models/policy", digest="d0"),
+        "judged_by_genrm": True,
+        "distilled": True,
+        "evaluation_every": 2,
+        "operation_timeout": 20.0,
+        "reconcile_timeout": 2.0,
+        "phase_attempts": 3,
+    }
+    return RunPlan.model_validate(document | changes)
+
+
+class ScriptedWorld:
+    """Activities by name. ``faults[name]`` is a list of faults for its next calls, in order."""
+
+    def __init__(self, **plan_changes: Any) -> None:
+        self.plan_changes = plan_changes
+        self.faults: dict[str, list[str]] = defaultdict(list)
+        self.calls: Counter[str] = Counter()
+        self.resident: dict[str, bool] = {}
+        self.fences: dict[str, FenceMemory] = defaultdict(FenceMemory)
+        self.weights: dict[str, int] = {}
+        self.done: dict[str, Any] = {}
+        self.violations: list[str] = []
+        self.log: list[tuple[str, str]] = []
+        self.ledger: dict[int, TrainResult] = {}
+        self.partitions: set[str] = set()
+        self.records: dict[int, RecordRequest] = {}
+        self.pushes: list[b.RegistryPush] = []
+
+    # --- faults
+
+    async def _fault(self, name: str) -> str:
+        """Take the next fault of ``name``: fail before, fail after (a lost reply), or none."""
+        self.calls[name] += 1
+        queue = self.faults[name]
+        fault = queue.pop(0) if queue else ""
+        if fault == "refuse":
+            raise ApplicationError(f"{name} refused", type="Permanent", non_retryable=True)
+        if fault == "flake":
+            raise ApplicationError(f"{name} flaked", type="Transient", non_retryable=False)
+        return fault
+
+    @staticmethod
+    def _after(fault: str, name: str) -> None:
+        if fault == "lose_reply":
+            raise ApplicationError(f"{name}: the reply was lost", type="Unconfirmed")
+
+    # --- who holds the GPUs
+
+    def _take(self, role: str, fence: FenceToken) -> None:
+        self.fences[role].admit(fence)
+        others = [r for r, up in self.resident.items() if up and r != role]
+        if others:
+            self.violations.append(f"{role} loads while {others} hold")
+        self.resident[role] = True
+        self.log.append((role, "onload"))
+
+    def _leave(self, role: str, fence: FenceToken) -> None:
+        self.fences[role].admit(fence)
+        self.resident[role] = False
+        self.log.append((role, "offload"))
+
+    def _report(self, group: EngineGroupSpec, state: ReplicaState, error: str | None = None):
+        return GroupReport(
+            replicas=tuple(
+                ReplicaReport(
+                    replica=k,
+                    engine_id=group.engine_id(k),
+                    state=state,
+                    base_url=f"http://127.0.0.1:{9000 + k}",
+                    incarnation=f"{group.role}-{k}",
+                    weight_version=self.weights.get(group.role),
+                    weights_digest=f"d{self.weights.get(group.role)}",
+                    fence=self.fences[group.role].seen,
+                    error=error,
+                )
+                for k in range(group.replicas)
+            ),
+            evidence=STAGED if state in (ReplicaState.SLEEPING, ReplicaState.DEAD) else None,
+        )
+
+    # --- activities
+
+    def activities(self) -> list[Callable[..., Any]]:
+        """Every activity of the project, by its real name."""
+        return [
+            getattr(self, name)
+            for name, member in sorted(vars(type(self)).items())
+            if hasattr(member, "__temporal_activity_definition")
+        ]
+
+    @activity.defn
+    async def resolve_recipe(self, request: ResolveRequest) -> RunPlan:
+        await self._fault("resolve_recipe")
+        made = plan(request.run, **self.plan_changes)
+        steps = request.start.steps
+        return made if steps is None else made.model_copy(update={"steps": steps})
+
+    @activity.defn
+    async def bind_placement(self, request: RunPlan) -> Binding:
+        await self._fault("bind_placement")
+        rows = tuple(
+            BundleBinding(bundle=k, node_id="n", node_ip="127.0.0.1", gpu_id=k) for k in range(2)
+        )
+        groups = tuple(g.model_copy(update={"bundles": rows}) for g in request.groups)
+        return Binding(placement_group="pool", plan=request.model_copy(update={"groups": groups}))
+
+    @activity.defn
+    async def release_placement(self, run: RunRef) -> RunRef:
+        await self._fault("release_placement")
+        return run
+
+    @activity.defn
+    async def ensure_front(self, run: RunRef) -> FrontAddress:
+        await self._fault("ensure_front")
+        return FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
+
+    @activity.defn
+    async def push_registry(self, push: b.RegistryPush) -> FrontAddress:
+        await self._fault("push_registry")
+        self.pushes.append(push)
+        return FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
+
+    @activity.defn
+    async def stop_front(self, run: RunRef) -> RunRef:
+        await self._fault("stop_front")
+        return run
+
+    @activity.defn
+    async def onload_engines(self, operation: EngineOperation) -> GroupReport:
+        fault = await self._fault("onload_engines")
+        role = operation.group.role
+        self._take(role, operation.fence)
+        if operation.weights is not None:
+            self.weights[role] = operation.weights.version
+        if fault == "die":
+            return self._report(operation.group, ReplicaState.FAILED, "died while it loaded")
+        self._after(fault, "onload_engines")
+        return self._report(operation.group, ReplicaState.READY)
+
+    @activity.defn
+    async def offload_engines(self, operation: EngineOperation) -> GroupReport:
+        fault = await self._fault("offload_engines")
+        if fault == "wedge":
+            return self._report(operation.group, ReplicaState.FAILED, "a request never drained")
+        self._leave(operation.group.role, operation.fence)
+        self._after(fault, "offload_engines")
+        return self._report(operation.group, ReplicaState.SLEEPING)
+
+    @activity.defn
+    async def stop_engines(self, operation: EngineOperation) -> GroupReport:
+        await self._fault("stop_engines")
+        self.resident[operation.group.role] = False
+        return self._report(operation.group, ReplicaState.DEAD)
+
+    @activity.defn
+    async def probe_engines(self, group: EngineGroupSpec) -> GroupReport:
+        fault = await self._fault("probe_engines")
+        if fault == "unknown":
+            return self._report(group, ReplicaState.FAILED, "nobody can tell")
+        up = self.resident.get(group.role, False)
+        return self._report(group, ReplicaState.READY if up else ReplicaState.SLEEPING)
+
+    async def _confirm(self, name: str, check: OffloadCheck) -> OffloadConfirmation:
+        await self._fault(name)
+        if self.resident.get(check.role, False):
+            self.violations.append(f"{name}: {check.role} is still resident")
+        return OffloadConfirmation(
+            role=check.role, holders=len(check.holders), proof=("simulated",)
+        )
+
+    @activity.defn
+    async def confirm_rollout_offload(self, check: OffloadCheck) -> OffloadConfirmation:
+        return await self._confirm("confirm_rollout_offload", check)
+
+    @activity.defn
+    async def confirm_genrm_offload(self, check: OffloadCheck) -> OffloadConfirmation:
+        return await self._confirm("confirm_genrm_offload", check)
+
+    @activity.defn
+    async def confirm_teacher_offload(self, check: OffloadCheck) -> OffloadConfirmation:
+        return await self._confirm("confirm_teacher_offload", check)
+
+    @activity.defn
+    async def confirm_trainer_offload(self, check: OffloadCheck) -> OffloadConfirmation:
+        return await self._confirm("confirm_trainer_offload", check)
+
+    async def _phase(self, name: str, role: str) -> b.PhaseResult:
+        fault = await self._fault(name)
+        if not self.resident.get(role, False):
+            self.violations.append(f"{name} without resident {role}")
+        self.log.append((role, name))
+        self._after(fault, name)
+        return b.PhaseResult(staged=STAGED, attempt=1, requested=256, reused_groups=0)
+
+    @activity.defn
+    async def generate_groups(self, request: b.PhaseRequest) -> b.PhaseResult:
+        if self.weights.get("rollout") != request.weight_version:
+            self.violations.append("generation with other weights than asked")
+        return await self._phase("generate_groups", "rollout")
+
+    @activity.defn
+    async def judge_samples(self, request: b.PhaseRequest) -> b.PhaseResult:
+        return await self._phase("judge_samples", "genrm")
+
+    @activity.defn
+    async def teach_samples(self, request: b.PhaseRequest) -> b.PhaseResult:
+        return await self._phase("teach_samples", "teacher")
+
+    @activity.defn
+    async def evaluate_policy(self, request: b.EvaluateRequest) -> Evaluation:
+        await self._phase("evaluate_policy", "rollout")
+        return Evaluation(
+            step=request.step, weight_version=request.weight_version, problems=512, accuracy=0.5
+        )
+
+    @activity.defn
+    async def write_back_scores(self, request: b.WriteBackRequest) -> b.WriteBackResult:
+        await self._fault("write_back_scores")
+        return b.WriteBackResult(staged=STAGED)
+
+    @activity.defn
+    async def open_transfer_queue(self, run: RunRef) -> RunRef:
+        await self._fault("open_transfer_queue")
+        return run
+
+    @activity.defn
+    async def publish_batch(self, request: b.PublishRequest) -> b.PublishResult:
+        await self._fault("publish_batch")
+        partition = f"{request.run.run}/train_{request.step}"
+        self.partitions.add(partition)
+        return b.PublishResult(partition=partition, keys=256, digest="p")
+
+    @activity.defn
+    async def clear_partition(self, request: b.PublishRequest) -> RunRef:
+        await self._fault("clear_partition")
+        self.partitions.discard(f"{request.run.run}/train_{request.step}")
+        return request.run
+
+    @activity.defn
+    async def close_transfer_queue(self, run: RunRef) -> RunRef:
+        await self._fault("close_transfer_queue")
+        return run
+
+    @activity.defn
+    async def finalise_batch(self, request: b.FinaliseRequest) -> b.FinaliseResult:
+        await self._fault("finalise_batch")
+        metrics = BatchMetrics(
+            samples=256,
+            groups=32,
+            dropped_groups=0,
+            reward_mean=0.5,
+            reward_std=0.5,
+            exact_share=0.5,
+            teacher_kl=1.0,
+            response_tokens=1280,
+            truncated=0,
+        )
+        return b.FinaliseResult(metrics=metrics, export=STAGED)
+
+    @activity.defn
+    async def onload_trainer(self, operation: TrainerOperation) -> RoleResult:
+        fault = await self._fault("onload_trainer")
+        self._take("trainer", operation.fence)
+        self._after(fault, "onload_trainer")
+        return RoleResult(state="READY", holders=("trainer/rank-0",))
+
+    @activity.defn
+    async def offload_trainer(self, operation: TrainerOperation) -> RoleResult:
+        fault = await self._fault("offload_trainer")
+        self._leave("trainer", operation.fence)
+        self._after(fault, "offload_trainer")
+        return RoleResult(state="SLEEPING", holders=("trainer/rank-0",), evidence=(STAGED,))
+
+    @activity.defn
+    async def stop_trainer(self, operation: TrainerOperation) -> RoleResult:
+        await self._fault("stop_trainer")
+        self.resident["trainer"] = False
+        return RoleResult(state="SLEEPING")
+
+    @activity.defn
+    async def probe_trainer(self, operation: TrainerOperation) -> RoleResult:
+        await self._fault("probe_trainer")
+        return RoleResult(state="READY" if self.resident.get("trainer") else "SLEEPING")
+
+    @activity.defn
+    async def train_step(self, request: TrainRequest) -> TrainResult:
+        fault = await self._fault("train_step")
+        self.fences["trainer"].admit(request.fence)
+        if request.partition not in self.partitions:
+            self.violations.append(f"training without partition {request.partition}")
+        if request.step not in self.ledger:
+            self.ledger[request.step] = TrainResult(
+                step=request.step,
+                rows=request.keys,
+                loss=0.1,
+                grad_norm=1.0,
+                clip_fraction=0.0,
+                policy_kl=0.0,
+                logprob_gap=0.0,
+                tokens=1280,
+                seconds=0.1,
+                weights=WeightsRef(
+                    version=request.step, uri=f"/weights/{request.step}", digest=f"d{request.step}"
+                ),
+            )
+        self._after(fault, "train_step")
+        return self.ledger[request.step]
+
+    @activity.defn
+    async def write_step_record(self, request: RecordRequest) -> StagedRef:
+        await self._fault("write_step_record")
+        self.records[request.record.step] = request
+        return STAGED
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = 30.0) -> None:
+    """Wait for a condition (sync or async) of the world, up to a bound."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not reached within {seconds} s")

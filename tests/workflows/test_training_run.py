@@ -1,0 +1,278 @@
+"""What a run does when all goes well, and when answers are lost, over the scripted world."""
+
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+)
+
+from relax_infer.contracts.lease import LeaseStatus
+from relax_infer.contracts.run import ResolveRun, RunInput, RunStatus
+from relax_infer.machines import RunState, StepPhase
+from tests.workflows.scripted_world import ScriptedWorld, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+Working = Callable[[ScriptedWorld], AbstractAsyncContextManager[Client]]
+Handle = WorkflowHandle[object, RunStatus]
+
+
+async def start(client: Client, **fields: object) -> Handle:
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    document = {"recipe": "scripted", **fields}
+    return await client.start_workflow(
+        "TrainingRun",
+        RunInput.model_validate(document),
+        id=run,
+        task_queue="relax",
+        result_type=RunStatus,
+    )
+
+
+async def status(handle: Handle) -> RunStatus:
+    return await handle.query("status", result_type=RunStatus)
+
+
+async def lease(client: Client, handle: Handle) -> LeaseStatus:
+    return await client.get_workflow_handle(f"{handle.id}.lease").query(
+        "state", result_type=LeaseStatus
+    )
+
+
+def nothing_was_broken(world: ScriptedWorld) -> None:
+    assert world.violations == []
+    assert not any(world.resident.values())
+    assert world.partitions == set()
+
+
+async def test_a_run_goes_from_recipe_to_last_step_and_leaves_nothing(working: Working):
+    world = ScriptedWorld()
+    async with working(world) as client:
+        handle = await start(client, steps=2)
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert done.step == 2
+    assert done.weight_version == 2
+    assert [p.step for p in done.progress] == [0, 1, 2]
+    assert sorted(world.ledger) == [1, 2]
+    assert world.records[2].record.outcome is StepPhase.DONE
+    nothing_was_broken(world)
+
+
+async def test_a_step_passes_the_gpus_in_the_promised_order(working: Working):
+    world = ScriptedWorld()
+    async with working(world) as client:
+        await (await start(client, steps=1)).result()
+    first = world.log.index(("rollout", "generate_groups")) - 1
+    assert world.log[first : first + 12] == [
+        ("rollout", "onload"),
+        ("rollout", "generate_groups"),
+        ("rollout", "offload"),
+        ("genrm", "onload"),
+        ("genrm", "judge_samples"),
+        ("genrm", "offload"),
+        ("teacher", "onload"),
+        ("teacher", "teach_samples"),
+        ("teacher", "offload"),
+        ("trainer", "onload"),
+        ("trainer", "offload"),
+        ("rollout", "onload"),
+    ]
+
+
+async def test_a_role_is_unpublished_before_it_lets_go(working: Working):
+    world = ScriptedWorld()
+    async with working(world) as client:
+        await (await start(client, steps=1)).result()
+    states = [
+        model["state"]
+        for push in world.pushes
+        if push.role == "genrm"
+        for model in push.document["models"].values()  # type: ignore[attr-defined]
+    ]
+    assert states[:6] == ["READY", "DRAINING", "SLEEPING"] * 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "onload_engines",
+        "offload_engines",
+        "onload_trainer",
+        "offload_trainer",
+        "generate_groups",
+        "judge_samples",
+        "teach_samples",
+        "train_step",
+        "evaluate_policy",
+    ],
+)
+async def test_a_lost_reply_costs_nothing_but_a_repeat(working: Working, name: str):
+    world = ScriptedWorld()
+    world.faults[name] = ["", "lose_reply", "lose_reply"]
+    async with working(world) as client:
+        done = await (await start(client, steps=2)).result()
+    assert world.faults[name] == []
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1, 2]
+    nothing_was_broken(world)
+
+
+async def test_a_wedged_offload_blocks_until_a_probe_proves_where_it_stands(working: Working):
+    world = ScriptedWorld()
+    world.faults["offload_engines"] = ["", "", "wedge"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        done = await handle.result()
+        seen = await lease(client, handle)
+    assert done.state is RunState.DONE
+    events = [t.event for t in seen.transitions]
+    blocked_at = events.index("TIMED_OUT")
+    assert events[blocked_at : blocked_at + 3] == [
+        "TIMED_OUT",
+        "ACTIVE_PROVED",
+        "DRAIN_STARTED",
+    ]
+    nothing_was_broken(world)
+
+
+async def test_a_blocked_lease_waits_for_a_person_and_the_batch_stays_pending(working: Working):
+    world = ScriptedWorld()
+    world.faults["offload_engines"] = ["", "", "", "", "wedge"]
+    world.faults["probe_engines"] = ["unknown"] * 40
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        seen = await lease(client, handle)
+        assert seen.batch is not None
+        assert seen.batch.state == "PENDING"
+        assert seen.holder is not None
+        assert seen.roles[seen.holder].state == "BLOCKED"
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update("resolve", ResolveRun(who="ada", why="looked"))
+        assert "confirm_released" in str(refused.value.cause)
+        world.resident = {}
+        await handle.execute_update(
+            "resolve", ResolveRun(who="ada", why="no process left", confirm_released=True)
+        )
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+
+
+async def blocked(handle: Handle) -> bool:
+    return (await status(handle)).state is RunState.BLOCKED
+
+
+@pytest.mark.parametrize("name", ["judge_samples", "write_back_scores", "publish_batch"])
+async def test_a_batch_that_cannot_be_scored_is_not_trained_on(working: Working, name: str):
+    world = ScriptedWorld()
+    world.faults[name] = ["refuse"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        seen = await status(handle)
+        assert f"{name} refused" in (seen.error or "")
+        assert world.ledger == {}
+        held = await lease(client, handle)
+        assert held.holder is None
+        assert held.batch is not None
+        assert held.batch.state == "FAILED"
+        await handle.execute_update("resolve", ResolveRun(who="ada", why="judge is back"))
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+    nothing_was_broken(world)
+
+
+async def test_a_failed_finaliser_takes_the_partition_back_and_blocks_the_commit(working: Working):
+    world = ScriptedWorld()
+    world.faults["finalise_batch"] = ["refuse"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        assert world.partitions == set()
+        assert world.ledger == {}
+        await handle.execute_update("resolve", ResolveRun(who="ada", why="no", action="stop"))
+        done = await handle.result()
+    assert done.step == 0
+    nothing_was_broken(world)
+
+
+async def test_a_run_pauses_after_its_step_and_goes_on(working: Working):
+    world = ScriptedWorld()
+    async with working(world) as client:
+        handle = await start(client, steps=3)
+        await until(lambda: running(handle))
+        await handle.execute_update("pause", result_type=RunStatus)
+        await until(lambda: in_state(handle, RunState.PAUSED))
+        trained = len(world.ledger)
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update("pause", result_type=RunStatus)
+        assert "RESUME_ASKED" in str(refused.value.cause)
+        assert len(world.ledger) == trained
+        await handle.execute_update("resume", result_type=RunStatus)
+        done = await handle.result()
+    assert done.step == 3
+
+
+async def test_a_target_may_be_raised_but_not_below_what_is_done(working: Working):
+    world = ScriptedWorld()
+    async with working(world) as client:
+        handle = await start(client, steps=2)
+        await until(lambda: running(handle))
+        with pytest.raises(WorkflowUpdateFailedError):
+            await handle.execute_update("set_target_steps", -1, result_type=RunStatus)
+        await handle.execute_update("set_target_steps", 4, result_type=RunStatus)
+        done = await handle.result()
+    assert done.step == 4
+
+
+async def running(handle: Handle) -> bool:
+    return await in_state(handle, RunState.RUNNING)
+
+
+async def in_state(handle: Handle, state: RunState) -> bool:
+    return (await status(handle)).state is state
+
+
+async def test_five_continue_as_news_keep_lease_and_roles(working: Working):
+    world = ScriptedWorld()
+    async with working(world) as client:
+        handle = await start(client, steps=5, steps_per_history=1)
+        await until(lambda: running(handle))
+        ids = [f"{handle.id}.{name}" for name in ("lease", "rollout", "genrm", "rollout.policy")]
+        before = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
+        await until(lambda: len(world.ledger) >= 5)
+        after = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
+        done = await handle.result()
+    assert before == after
+    assert done.step == 5
+    assert done.progress[-1].step == 5
+    assert world.calls["bind_placement"] == 1
+    nothing_was_broken(world)
+
+
+async def test_a_recipe_that_cannot_be_read_ends_the_run_with_its_reason(working: Working):
+    world = ScriptedWorld()
+    world.faults["resolve_recipe"] = ["refuse"]
+    async with working(world) as client:
+        with pytest.raises(WorkflowFailureError) as failed:
+            await (await start(client, steps=1)).result()
+    assert "resolve_recipe refused" in str(failed.value.cause)
+
+
+async def test_a_role_that_cannot_load_ends_the_run_and_everything_is_taken_down(working: Working):
+    world = ScriptedWorld()
+    world.faults["onload_trainer"] = ["refuse"]
+    async with working(world) as client:
+        with pytest.raises(WorkflowFailureError) as failed:
+            await (await start(client, steps=1)).result()
+    assert "onload_trainer refused" in str(failed.value.cause)
+    assert world.calls["release_placement"] == 1
+    nothing_was_broken(world)
