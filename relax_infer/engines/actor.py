@@ -54,8 +54,9 @@ class ReplicaDescription(Message):
 class EngineActor:
     """Carries out operations on one replica, each once, in turn, under fence tokens."""
 
-    def __init__(self, spec: EngineGroupSpec, replica: int) -> None:
-        self._replica = EngineReplica(spec, replica)
+    def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
+        """``pool``: Ray's id of the placement group that the actor is in."""
+        self._replica = EngineReplica(spec, replica, pool)
         self._fence = FenceMemory(self._replica.files.fence())
         self._operations = OperationTable[ReplicaOutcome]()
         self._turn = asyncio.Lock()
@@ -107,6 +108,10 @@ class EngineActor:
 
     async def probe(self) -> ReplicaReport:
         return await self._replica.report()
+
+    async def read_weights(self) -> ReplicaReport:
+        async with self._turn:
+            return await self._replica.read_weights()
 
     async def settle_requests(self, prefix: str, timeout: float) -> int:
         return await self._replica.settle(prefix, timeout)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 ACTOR_SECONDS = 90.0
 """For an actor to be placed, started and to answer its first call."""
+DYING_SECONDS = 5.0
+"""For Ray to give up the name of an actor that was killed."""
 READ_SECONDS = 30.0
 
 
@@ -68,6 +70,15 @@ class EngineGroup:
         async def ask(replica: int) -> ReplicaReport:
             actor = await self._actor(replica)
             return await _answer(actor.probe.remote(), READ_SECONDS)
+
+        return GroupReport(replicas=await self._each(ask, self._unknown))
+
+    async def read_weights(self) -> GroupReport:
+        """Version and digest as read from every engine just now; changes nothing."""
+
+        async def ask(replica: int) -> ReplicaReport:
+            actor = await self._actor(replica)
+            return await _answer(actor.read_weights.remote(), self.spec.launch_timeout)
 
         return GroupReport(replicas=await self._each(ask, self._unknown))
 
@@ -145,12 +156,11 @@ class EngineGroup:
         """The replica's actor, made if there is none; it has answered once."""
         from ray.exceptions import RayActorError
 
-        deadline = asyncio.get_running_loop().time() + ACTOR_SECONDS
+        dying_until = asyncio.get_running_loop().time() + DYING_SECONDS
         while True:
             actor = await asyncio.to_thread(self._find_or_make_actor, replica)
-            left = deadline - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(actor.ping.remote(), max(0.1, left))
+                await asyncio.wait_for(actor.ping.remote(), ACTOR_SECONDS)
             except TimeoutError as error:
                 raise TransientError(
                     f"Engine actor {self.spec.actor_name(replica)} did not answer within"
@@ -159,7 +169,7 @@ class EngineGroup:
                 ) from error
             except RayActorError as error:
                 # It was dying when it was found; nothing was asked of it yet.
-                if left < 0:
+                if asyncio.get_running_loop().time() > dying_until:
                     raise TransientError(
                         f"Engine actor {self.spec.actor_name(replica)} dies at its start: {error}"
                     ) from error
@@ -207,7 +217,7 @@ class EngineGroup:
                     placement_group=pool, placement_group_bundle_index=bundle
                 ),
             )
-            .remote(spec, replica)
+            .remote(spec, replica, pool.id.hex())
         )
 
     def _end_actor(self, replica: int) -> None:

@@ -37,10 +37,19 @@ class Holder(Message):
     """Bytes in use on its devices before it was started; None where there are none."""
 
 
+class SeenFence(Message):
+    """The highest token seen. Counters grow per pool, so a new pool begins anew."""
+
+    pool: str
+    """Ray's id of the placement group."""
+    token: FenceToken
+
+
 class HolderFiles:
     """The files of one replica."""
 
-    def __init__(self, spec: EngineGroupSpec, replica: int) -> None:
+    def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
+        self._pool = pool
         # Two stacks on one host may run a run of the same name; their stores differ.
         key = hashlib.sha256(f"{spec.store}\0{spec.run}".encode()).hexdigest()[:10]
         self.folder = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
@@ -58,10 +67,11 @@ class HolderFiles:
         self._path("holder").unlink(missing_ok=True)
 
     def fence(self) -> FenceToken | None:
-        return self._read("fence", FenceToken)
+        seen = self._read("fence", SeenFence)
+        return seen.token if seen is not None and seen.pool == self._pool else None
 
     def write_fence(self, token: FenceToken) -> None:
-        self._write("fence", token)
+        self._write("fence", SeenFence(pool=self._pool, token=token))
 
     def socket(self, incarnation: str) -> Path:
         """Path of an incarnation's management socket.

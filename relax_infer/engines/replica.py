@@ -36,9 +36,9 @@ _AWAKE = (ReplicaState.READY, ReplicaState.ONLOADING)
 class EngineReplica:
     """State and operations of one replica. Not for two callers at once."""
 
-    def __init__(self, spec: EngineGroupSpec, replica: int) -> None:
+    def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
         self.spec, self.replica = spec, replica
-        self.files = HolderFiles(spec, replica)
+        self.files = HolderFiles(spec, replica, pool)
         self.engine: EngineProcess | None = None
         self.version: int | None = None
         """Version of the resident weights; None before any, and for weights without versions."""
@@ -198,6 +198,20 @@ class EngineReplica:
             fence=fence,
             error=error,
         )
+
+    async def read_weights(self) -> ReplicaReport:
+        """A report whose version and digest were read from the engine just now.
+
+        FAILED if they are not what was loaded. An engine without resident weights has none.
+        """
+        report = await self.report()
+        if self.state not in _AWAKE or report.error is not None or "weights" not in self._resident:
+            return report.model_copy(update={"weight_version": None, "weights_digest": None})
+        try:
+            await self._check_weights()
+        except (UnconfirmedError, PermanentError) as error:
+            return report.model_copy(update={"state": ReplicaState.FAILED, "error": str(error)})
+        return report.model_copy(update={"weights_digest": self.digest})
 
     async def _look(
         self, engine: EngineProcess, state: ReplicaState
