@@ -1,8 +1,8 @@
 """What the detached Ray actor ``front`` does: keep a router and a gateway running on one host.
 
-The children outlive the actor. What the next actor must know of them (processes, ports, the
-router's workers) is in a file of the host, so that a new actor adopts living children and starts
-dead ones on the same ports.
+The children outlive an actor that crashes; only when Ray itself ends an actor does it end the
+actor's children. What the next actor must know of them (processes, ports, the router's workers) is
+in a file of the host, so that it adopts living children and starts dead ones on their ports.
 """
 
 import asyncio
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _UP_TIMEOUT = 60.0
 """Seconds from a child's start to its first answer."""
+_PORT_TIMEOUT = 10.0
+"""Seconds that a dead child's port may take to become free."""
 _SILENT_TIMEOUT = 30.0
 """Seconds for which a running child may be silent before it is started again."""
 _PORTS = range(20_000, 30_000)
@@ -135,6 +137,7 @@ class FrontActor:
         state = self._state
         return {
             "run": self._run,
+            "actor_pid": os.getpid(),
             "router_url": self._address.router_url,
             "gateway_url": self._address.gateway_url,
             "router_pid": self._router.stamp.pid if self._router.stamp else None,
@@ -171,8 +174,8 @@ class FrontActor:
         """Whether it had to be started."""
         if await self._well(self._router, self._address.router_url, "/health"):
             return False
-        port = _port(self._host, self._state.router_port)
-        metrics = _port(self._host, self._state.prometheus_port)
+        port = await _port(self._host, self._state.router_port)
+        metrics = await _port(self._host, self._state.prometheus_port)
         self._router.start(router_command(port, metrics, host=self._host), self._environment)
         self._remember(router_port=port, prometheus_port=metrics, router=self._router.stamp)
         await _up(self._router, self._address.router_url, "/health", _UP_TIMEOUT)
@@ -182,7 +185,7 @@ class FrontActor:
         """Whether it had to be started."""
         if await self._well(self._gateway, self._address.gateway_url, "/healthz"):
             return False
-        port = _port(self._host, self._state.gateway_port)
+        port = await _port(self._host, self._state.gateway_port)
         command = [
             *(sys.executable, "-m", "workers.gateway", "--run", self._run),
             *("--host", self._host, "--port", str(port), "--control-socket", str(self._socket)),
@@ -276,16 +279,34 @@ def _fingerprint(environment: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def _port(host: str, wanted: int) -> int:
-    """``wanted`` if it is free, else (or if it is 0) another that is free now."""
-    preferred = [wanted] if wanted else []
-    for port in (*preferred, *random.sample(_PORTS, 50)):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind((host, port))
-                return probe.getsockname()[1]
+async def _port(host: str, kept: int) -> int:
+    """``kept``, unless a stranger has it; 0: any free one.
+
+    A process that was killed shows as ended before its last thread has let go of its sockets.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _PORT_TIMEOUT
+    while kept:
+        if _free(host, kept):
+            return kept
+        if loop.time() > deadline:
+            log.warning("port %d is taken by another process; choosing a new one", kept)
+            break
+        await asyncio.sleep(_POLL)
+    for port in random.sample(_PORTS, 100):
+        if _free(host, port):
+            return port
     raise TransientError(f"no free port on {host} between {_PORTS.start} and {_PORTS.stop}.")
+
+
+def _free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 async def _answers(url: str, path: str) -> bool:

@@ -38,7 +38,7 @@ class Front:
         Raises:
             TransientError: something did not answer in time, or a child ended as it started.
         """
-        return await self._call(await self._actor(), "ensure", timeout=_START_TIMEOUT)
+        return await self._call("ensure", timeout=_START_TIMEOUT)
 
     async def push(self, push: RegistryPush) -> dict[str, Any]:
         """Bring router and gateway to one role's registry; an older push changes nothing.
@@ -52,12 +52,11 @@ class Front:
             PermanentError: not a registry of that role, or another one under the same revision.
             TransientError: router or gateway did not get there in time.
         """
-        return await self._call(await self._actor(), "push", push, timeout=_PUSH_TIMEOUT)
+        return await self._call("push", push, timeout=_PUSH_TIMEOUT)
 
     async def describe(self) -> dict[str, Any] | None:
         """Pids, ports, socket, logs, the router's workers; None when there is no front."""
-        actor = await self._find()
-        return None if actor is None else await self._call(actor, "describe")
+        return None if await self._find() is None else await self._call("describe")
 
     async def stop(self) -> None:
         """Router and gateway are gone, and the actor too; idempotent.
@@ -68,9 +67,8 @@ class Front:
         import ray
 
         # Also without an actor: children that a dead one left are in its file, so make one.
-        actor = await self._actor()
-        await self._call(actor, "stop")
-        await asyncio.to_thread(ray.kill, actor)
+        await self._call("stop")
+        await asyncio.to_thread(ray.kill, await self._actor())
         for _ in range(_GONE_POLLS):
             if await self._find() is None:
                 return
@@ -115,23 +113,27 @@ class Front:
         )
         return remote.remote(self.run, context.gcs_address, host, environment)
 
-    async def _call(
-        self, actor: Any, method: str, *arguments: object, timeout: float = _CALL_TIMEOUT
-    ) -> Any:
+    async def _call(self, method: str, *arguments: object, timeout: float = _CALL_TIMEOUT) -> Any:
+        """Ask the actor; one that died meanwhile is replaced: every method may be repeated."""
         from ray.exceptions import RayActorError, RayError, RayTaskError
 
-        try:
-            reference = getattr(actor, method).remote(*arguments)
-            return await _within(reference, timeout, f"{method} the front")
-        except RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        except RayActorError as error:
-            raise TransientError(
-                f"the front of run {self.run} died while asked to {method}: {error}",
-                cure="The next try makes a new one.",
-            ) from error
-        except RayError as error:
-            raise TransientError(f"the front of run {self.run}: {error}") from error
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            try:
+                reference = getattr(await self._actor(), method).remote(*arguments)
+                left = max(deadline - loop.time(), _POLL)
+                return await _within(reference, left, f"{method} the front of run {self.run}")
+            except RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, Exception) else error) from None
+            except RayActorError as error:
+                if loop.time() > deadline:
+                    raise TransientError(
+                        f"the front of run {self.run} keeps dying when asked to {method}: {error}"
+                    ) from error
+                await asyncio.sleep(_POLL)
+            except RayError as error:
+                raise TransientError(f"the front of run {self.run}: {error}") from error
 
 
 async def _within(work: Coroutine[Any, Any, T] | Any, timeout: float, doing: str) -> Any:

@@ -60,7 +60,7 @@ async def serve_gateway(
     public_app = create_gateway_app(intake, roles=served, timeout=timeout)
     public = _listen_tcp(host, port)
     control = _listen_unix(control_socket)
-    servers = [_server(public_app), _server(create_control_app(intake))]
+    servers = [make_server(public_app), make_server(create_control_app(intake))]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, servers)
@@ -105,7 +105,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: App) -> _Server:
+def make_server(app: App) -> _Server:
     return _Server(
         uvicorn.Config(
             app,

@@ -6,7 +6,7 @@ import pytest
 
 @pytest.mark.parametrize("package", ["discovery", "gateway", "placement"])
 def test_importing_the_package_loads_nothing_heavy(package: str) -> None:
-    heavy = "torch ray sglang aiohttp transformers temporalio uvicorn".split()
+    heavy = ["torch", "ray", "sglang", "aiohttp", "transformers", "temporalio", "uvicorn"]
     code = (
         f"import sys, relax_infer.{package}\n"
         f"print([name for name in {heavy} if name in sys.modules])"

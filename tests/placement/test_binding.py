@@ -1,4 +1,4 @@
-import warnings
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +14,14 @@ pytestmark = [
 ]
 
 
-def actors_alive() -> list[str]:
-    from ray.util.state import list_actors
+def free_in_bundles() -> list[float]:
+    """What is free of each bundle's GPU; a probe that lives holds a part of it."""
+    import ray
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [a.class_name for a in list_actors(filters=[("state", "=", "ALIVE")])]
+    free = ray.available_resources()
+    return [
+        share for name, share in free.items() if name.startswith(("GPU_group_0", "GPU_group_1"))
+    ]
 
 
 async def test_each_bundle_is_told_its_own_device_and_no_probe_is_left() -> None:
@@ -27,6 +29,10 @@ async def test_each_bundle_is_told_its_own_device_and_no_probe_is_left() -> None
     assert sorted(r.bundle for r in rows) == [0, 1]
     assert [r.gpu_id for r in rows] == [0, 1]
     assert len({r.node_id for r in rows}) == 1
+    assert all(r.gpu_uuid is None for r in rows)  # these GPUs are pretended
+    async with asyncio.timeout(30):
+        while free_in_bundles() != [1.0, 1.0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     await release_pool("run-1")
 
 

@@ -1,0 +1,132 @@
+"""A small upstream over real HTTP, and a gateway in front of it, both in the test's event loop.
+
+The upstream speaks what a fenced engine speaks of ``/generate``, ``/abort_request`` and
+``/health``; each test says how it answers.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from relax_infer.discovery import InferenceRegistry, ModelSnapshot, ReplicaSnapshot, RoutingSpec
+from relax_infer.gateway import RegistryIntake, create_control_app, create_gateway_app
+from relax_infer.gateway.serve import make_server
+
+Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Engine:
+    """One upstream and what it saw."""
+
+    url: str = ""
+    posts: list[tuple[CIMultiDict[str], bytes]] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    """Request ids whose connection the gateway closed before the answer's end."""
+    seen: asyncio.Event = field(default_factory=asyncio.Event)
+    """A request is being answered."""
+
+
+@contextlib.asynccontextmanager
+async def engine(answer: Answer) -> AsyncIterator[Engine]:
+    """Serves ``/generate`` by ``answer``."""
+    state = Engine()
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        state.posts.append((CIMultiDict(request.headers), raw))
+        payload = await request.json()
+        state.seen.set()
+        try:
+            return await answer(request, payload)
+        except (asyncio.CancelledError, ConnectionResetError):
+            state.closed.append(payload.get("rid", ""))
+            raise
+
+    async def abort(request: web.Request) -> web.Response:
+        state.aborts.append((await request.json())["rid"])
+        return web.Response()
+
+    async def well(request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "fake", "served_model_name": "policy"})
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    app.router.add_post("/abort_request", abort)
+    for path in ("/health", "/server_info", "/get_server_info", "/model_info", "/get_model_info"):
+        app.router.add_get(path, well)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, listener).start()
+    state.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        yield state
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class Gateway:
+    url: str
+    control: str
+    intake: RegistryIntake
+
+    def publish(self, role: str, *engines: str, term: int = 1, **changes: Any) -> dict[str, Any]:
+        """Offer a registry of one model ``m`` with these replicas; through a router for rollout."""
+        document = registry(role, *engines, **changes)
+        self.intake.offer(role, term, document)
+        return document
+
+
+def registry(role: str, *engines: str, **changes: Any) -> dict[str, Any]:
+    """A published document of one model ``m``."""
+    replicas = [
+        ReplicaSnapshot(
+            engine_id=f"m/replica-{n}", base_url=url, state="READY", direct_eligible=True
+        )
+        for n, url in enumerate(engines)
+    ]
+    given: dict[str, Any] = {
+        "model_id": "m",
+        "state": "READY",
+        "route_mode": "DIRECT",
+        "engines": replicas,
+    }
+    routing = RoutingSpec(default_model="m", route_key_map={"k": "m"}, aliases={"alias": "m"})
+    return InferenceRegistry(role, "epoch").publish([ModelSnapshot(**(given | changes))], routing)
+
+
+@contextlib.asynccontextmanager
+async def gateway(**options: Any) -> AsyncIterator[Gateway]:
+    """The public app and the control app, each on a port of its own."""
+    intake = RegistryIntake()
+    apps = (create_gateway_app(intake, **options), create_control_app(intake))
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in apps]
+    servers = [make_server(app) for app in apps]
+    tasks = [
+        asyncio.create_task(server.serve(sockets=[listener]))
+        for server, listener in zip(servers, sockets, strict=True)
+    ]
+    urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]
+    await until(lambda: all(server.started for server in servers))
+    try:
+        yield Gateway(urls[0], urls[1], intake)
+    finally:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks)
+
+
+async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Wait for the condition; fails the test at the deadline."""
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -1,0 +1,188 @@
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from relax_infer.contracts.batch import RegistryPush
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.refs import RunRef
+from relax_infer.contracts.run import FrontAddress
+from relax_infer.engines._proc import processes
+from relax_infer.gateway.front import Front
+from tests.gateway.fakes import Engine, engine, registry, until
+from tests.gateway.test_gateway import echo, post
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture
+async def front(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Front]:
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:9")  # nobody to pull from
+    made = Front(request.node.name.removeprefix("test_")[:40])
+    yield made
+    await made.stop()
+
+
+def push_of(
+    front: Front, address: FrontAddress, *engines: Engine, term: int = 1, revision: int = 1
+) -> RegistryPush:
+    """Rollout through the router."""
+    urls = [e.url for e in engines]
+    routed = {"route_mode": "SGLANG_ROUTER", "router_url": address.router_url}
+    return RegistryPush(
+        run=RunRef(run=front.run, store="memory://"),
+        role="rollout",
+        term=term,
+        document=registry("rollout", *urls, **routed) | {"topology_revision": revision},
+        router_workers=tuple(urls),
+    )
+
+
+async def described(front: Front) -> dict[str, Any]:
+    found = await front.describe()
+    assert found is not None
+    return found
+
+
+def end(pid: int) -> None:
+    """SIGKILL, as a crash would."""
+    os.kill(pid, signal.SIGKILL)
+
+
+async def gone(*pids: int) -> None:
+    await until(lambda: not {row.stamp.pid for row in processes()} & set(pids))
+
+
+async def generate(address: FrontAddress) -> int:
+    return (await post(f"{address.gateway_url}/rollout/generate"))[0]
+
+
+async def workers(front: Front) -> set[str]:
+    url = (await described(front))["router_url"]
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/workers") as answer:
+        return {worker["url"] for worker in (await answer.json())["workers"]}
+
+
+async def test_a_request_passes_gateway_router_and_engine_after_one_push(front: Front) -> None:
+    address = await front.ensure()
+    async with engine(echo) as first:
+        push = push_of(front, address, first)
+        assert (await front.push(push))["outcome"] == "accepted"
+        assert await generate(address) == 200
+        assert len(first.posts) == 1
+        assert (await front.push(push))["outcome"] == "unchanged"
+    before = await described(front)
+    assert await front.ensure() == address
+    assert await described(front) == before
+    assert Path(before["logs"][0]).parts[:-2] == Path(os.environ["RELAX_HOME"]).parts
+
+
+async def test_an_older_push_changes_neither_router_nor_gateway(front: Front) -> None:
+    address = await front.ensure()
+    async with engine(echo) as first, engine(echo) as second:
+        await front.push(push_of(front, address, first, second, term=2, revision=3))
+        late = await front.push(push_of(front, address, first, term=2, revision=2))
+        assert late == {
+            "outcome": "older",
+            "held": {"term": 2, "topology_revision": 3, "registry_epoch": "epoch"},
+        }
+        assert await workers(front) == {first.url, second.url}
+        with pytest.raises(PermanentError, match="conflict"):
+            await front.push(push_of(front, address, second, term=2, revision=3))
+        fewer = push_of(front, address, second, term=2, revision=4)
+        assert (await front.push(fewer))["outcome"] == "accepted"
+        assert await workers(front) == {second.url}
+
+
+async def test_dead_children_are_started_again_on_their_ports(front: Front) -> None:
+    address = await front.ensure()
+    async with engine(echo) as first:
+        push = push_of(front, address, first)
+        await front.push(push)
+        before = await described(front)
+        end(before["gateway_pid"])
+        end(before["router_pid"])
+        await gone(before["gateway_pid"], before["router_pid"])
+        assert await front.ensure() == address
+        after = await described(front)
+        assert after["gateway_pid"] != before["gateway_pid"]
+        assert after["router_pid"] != before["router_pid"]
+        assert await workers(front) == {first.url}  # remembered by the front
+        assert await generate(address) == 503  # until a push or a pull
+        assert (await front.push(push))["outcome"] == "accepted"
+        assert await generate(address) == 200
+
+
+async def test_a_new_actor_adopts_what_runs_and_restarts_what_does_not(front: Front) -> None:
+    address = await front.ensure()
+    async with engine(echo) as first:
+        await front.push(push_of(front, address, first))
+        before = await described(front)
+        await crash_actor(before)
+        assert await generate(address) == 200  # nobody noticed
+        assert await front.ensure() == address
+        after = await described(front)
+        assert after.pop("actor_pid") != before.pop("actor_pid")
+        assert after == before
+
+        end(before["router_pid"])
+        await crash_actor(await described(front))
+        assert await front.ensure() == address
+        after = await described(front)
+        assert after["gateway_pid"] == before["gateway_pid"]
+        assert after["router_pid"] != before["router_pid"]
+        assert await workers(front) == {first.url}
+        assert await generate(address) == 200
+
+
+async def crash_actor(found: dict[str, Any]) -> None:
+    end(found["actor_pid"])
+    await gone(found["actor_pid"])
+
+
+async def test_children_that_were_told_of_another_temporal_are_not_adopted(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = await front.ensure()
+    before = await described(front)
+    await crash_actor(before)
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:10")
+    assert await front.ensure() == address
+    assert (await described(front))["gateway_pid"] != before["gateway_pid"]
+    await gone(before["gateway_pid"])
+
+
+def left_files(found: dict[str, Any]) -> list[str]:
+    return [found[name] for name in ("control_socket", "state_file") if Path(found[name]).exists()]
+
+
+async def test_stop_leaves_nothing_and_may_be_repeated(front: Front) -> None:
+    import ray
+
+    await front.ensure()
+    found = await described(front)
+    await front.stop()
+    await gone(found["router_pid"], found["gateway_pid"])
+    assert left_files(found) == []
+    with pytest.raises(ValueError, match="front"):
+        ray.get_actor("front", namespace=f"relax-{front.run}")
+    assert await front.describe() is None
+    await front.stop()
+
+    await front.ensure()
+    orphans = await described(front)
+    await crash_actor(orphans)
+    await front.stop()
+    await gone(orphans["router_pid"], orphans["gateway_pid"])
