@@ -221,6 +221,11 @@ class Recipe(Section):
                 "reward.source is none and nothing is distilled: there is nothing to learn from;"
                 " set reward.source, or distillation with a coefficient above 0"
             )
+        if self.distilled and self.rollout.sampling.temperature != 1.0:
+            raise ValueError(
+                "rollout.sampling.temperature must be 1.0 with distillation: the Teacher's"
+                " log-probs are untempered, so the two could not be compared"
+            )
         total = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
         if self.train.mini_batches > total:
             raise ValueError(

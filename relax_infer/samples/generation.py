@@ -1,0 +1,131 @@
+"""Groups of samples from the policy, through the router, into staging."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from relax_infer.config.recipe import Recipe
+from relax_infer.contracts.batch import PhaseResult
+from relax_infer.contracts.failures import PermanentError, TransientError
+from relax_infer.samples import layout
+from relax_infer.samples.phase import Asker, Beat, Limits, Settle, run_phase, together
+from relax_infer.samples.sample import Sample, to_table
+from relax_infer.samples.store import StagingStore
+from relax_infer.samples.tasks import Problem, Task
+
+
+async def generate(
+    *,
+    store: StagingStore,
+    step: int,
+    task: Task,
+    recipe: Recipe,
+    weight_version: int,
+    settle: Settle,
+    beat: Beat,
+    router_url: str,
+) -> PhaseResult:
+    """``rollout.prompts_per_step`` groups of ``samples_per_prompt`` samples.
+
+    Raises:
+        TransientError: an engine or the router did not answer, or a request was aborted.
+        PermanentError: a sample was made with other weights than ``weight_version``, or the
+            engine's answer is malformed.
+    """
+    rollout = recipe.rollout
+    problems = task.prompts(recipe.seed, step, rollout.prompts_per_step)
+    sampling = {
+        "temperature": rollout.sampling.temperature,
+        "top_p": rollout.sampling.top_p,
+        "max_new_tokens": rollout.sampling.max_new_tokens,
+    }
+    url = f"{router_url.rstrip('/')}/generate"
+
+    async def group_of(asker: Asker, group: int) -> pa.Table:
+        async def one(sample: int) -> Sample:
+            answer = await asker.post(
+                url,
+                {
+                    "input_ids": list(problems[group].prompt_ids),
+                    "sampling_params": sampling,
+                    "return_logprob": True,
+                },
+                group,
+                sample,
+            )
+            where = f"step {step} group {group} sample {sample}"
+            ids, log_probs, version, finish = read_answer(answer, where)
+            if version != weight_version:
+                raise PermanentError(
+                    f"{where} was made with weights {version}, not {weight_version}",
+                    cure="An engine answered before its weights were current; nothing was kept.",
+                )
+            return _sample(
+                store.run,
+                step,
+                group,
+                sample,
+                asker,
+                problems[group],
+                task,
+                ids,
+                log_probs,
+                version,
+                finish,
+            )
+
+        samples = await together(one(k) for k in range(rollout.samples_per_prompt))
+        return to_table(samples)
+
+    limits = Limits(rollout.max_concurrency, rollout.request_timeout)
+    groups = range(rollout.prompts_per_step)
+    return await run_phase(store, step, layout.GENERATED, groups, group_of, limits, settle, beat)
+
+
+def read_answer(answer: Any, where: str) -> tuple[list[int], list[float], int, str]:
+    """Token ids, their log-probs, weight version and finish reason of a ``/generate`` answer."""
+    try:
+        meta = answer["meta_info"]
+        ids = [int(token) for token in answer["output_ids"]]
+        pairs = [(float(row[0]), int(row[1])) for row in meta["output_token_logprobs"]]
+        version = int(meta["weight_version"])
+        finish = str(meta["finish_reason"]["type"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise PermanentError(f"{where}: the engine's answer lacks {error}") from error
+    if finish not in ("stop", "length"):
+        raise TransientError(f"{where}: the request ended with {finish}")
+    if [token for _, token in pairs] != ids:
+        raise PermanentError(f"{where}: log-probs are of other tokens than those sampled")
+    return ids, [log_prob for log_prob, _ in pairs], version, finish
+
+
+def _sample(
+    run: str,
+    step: int,
+    group: int,
+    sample: int,
+    asker: Asker,
+    problem: Problem,
+    task: Task,
+    ids: list[int],
+    log_probs: list[float],
+    version: int,
+    finish: str,
+) -> Sample:
+    return Sample(
+        run=run,
+        step=step,
+        group=group,
+        sample=sample,
+        attempt=asker.attempt,
+        rid=asker.rid(group, sample),
+        prompt=problem.prompt,
+        prompt_ids=problem.prompt_ids,
+        answer=problem.answer,
+        response=task.decode(ids),
+        response_ids=tuple(ids),
+        rollout_log_probs=tuple(log_probs),
+        loss_mask=(1,) * len(ids),
+        weight_version=version,
+        finish_reason=finish,
+    )

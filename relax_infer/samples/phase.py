@@ -1,0 +1,152 @@
+"""What generation, judging, teaching and evaluation share: ask for what no shard holds.
+
+A phase is run until it succeeds; each run is an *attempt*. An attempt first sees every request of
+earlier attempts gone, then asks only for groups without a shard, stages each group when it is
+whole, and at the end compacts the shards. A POST is never replayed: what was in flight at a crash
+is asked again by the next attempt under a new request id.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import pyarrow as pa
+
+from relax_infer.contracts.batch import PhaseResult
+from relax_infer.contracts.failures import PermanentError, TransientError
+from relax_infer.samples.store import StagingStore
+
+T = TypeVar("T")
+Settle = Callable[[str], Awaitable[int]]
+"""Abort every request whose id begins with a prefix; returns how many, once they are gone."""
+Beat = Callable[[int, int], None]
+"""Told (groups done, groups in all) as the phase goes on."""
+
+TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How hard a phase may press."""
+
+    concurrency: int
+    """Requests in flight at once."""
+    timeout: float
+    """Seconds for one request."""
+
+
+class Asker:
+    """POSTs of one attempt, each under its own request id and never twice."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, limits: Limits, prefix: str, attempt: int
+    ) -> None:
+        self._session = session
+        self._slots = asyncio.Semaphore(limits.concurrency)
+        self._timeout = aiohttp.ClientTimeout(total=limits.timeout)
+        self._prefix = prefix
+        self.attempt = attempt
+        self.requested = 0
+
+    def rid(self, group: int, sample: int) -> str:
+        return f"{self._prefix}g{group}/s{sample}/a{self.attempt}"
+
+    async def post(self, url: str, payload: dict[str, Any], group: int, sample: int) -> Any:
+        """The JSON answer to one request.
+
+        Raises:
+            TransientError: no connection, no answer in time, or a status that says later.
+            PermanentError: another status, or an answer that is not JSON.
+        """
+        rid = self.rid(group, sample)
+        where = f"group {group} sample {sample} ({rid} to {url})"
+        async with self._slots:
+            self.requested += 1
+            try:
+                async with self._session.post(
+                    url, json={**payload, "rid": rid}, timeout=self._timeout
+                ) as response:
+                    body = await response.read()
+                    if response.status != 200:
+                        raise _refusal(where, response.status, body)
+                    return await response.json()
+            except (aiohttp.ContentTypeError, ValueError) as error:
+                raise PermanentError(f"{where}: the answer is not JSON: {error}") from error
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                reason = str(error) or type(error).__name__
+                raise TransientError(f"{where}: no answer: {reason}") from error
+
+
+Work = Callable[[Asker, int], Awaitable[pa.Table]]
+"""Ask for one group (its ordinal) and return its rows."""
+
+
+async def run_phase(
+    store: StagingStore,
+    step: int,
+    phase: str,
+    groups: range,
+    work: Work,
+    limits: Limits,
+    settle: Settle,
+    beat: Beat,
+) -> PhaseResult:
+    """One attempt at a phase.
+
+    On the first failure no further group is begun, those at work are cancelled, what is whole
+    stays staged, and the failure is raised.
+    """
+    prefix = f"{store.run}/{step}/{phase}/"
+    attempt = await asyncio.to_thread(store.claim_attempt, step, phase)
+    settled = await settle(prefix) if attempt > 1 else 0
+    held = await asyncio.to_thread(store.shards, step, phase)
+    missing = [group for group in groups if group not in held]
+    done = len(groups) - len(missing)
+    beat(done, len(groups))
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=limits.concurrency),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    ) as session:
+        asker = Asker(session, limits, prefix, attempt)
+
+        async def one(group: int) -> None:
+            nonlocal done
+            table = await work(asker, group)
+            await asyncio.to_thread(store.write_shard, step, phase, group, attempt, table)
+            done += 1
+            beat(done, len(groups))
+
+        await together(one(group) for group in missing)
+    staged = await asyncio.to_thread(store.compact, step, phase)
+    return PhaseResult(
+        staged=staged,
+        attempt=attempt,
+        requested=asker.requested,
+        reused_groups=len(groups) - len(missing),
+        settled=settled,
+    )
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; after the first failure the others are cancelled, awaited, and it is
+    raised by itself (a permanent one before a transient one)."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            made = [tasks.create_task(each) for each in work]
+    except* (TransientError, PermanentError) as failures:
+        raise _first(failures.subgroup(PermanentError) or failures) from None
+    return [task.result() for task in made]
+
+
+def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _refusal(where: str, status: int, body: bytes) -> Exception:
+    text = f"{where}: status {status}: {body[:300].decode(errors='replace')}"
+    return TransientError(text) if status in TRANSIENT_STATUSES else PermanentError(text)

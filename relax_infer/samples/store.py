@@ -1,0 +1,166 @@
+"""The staging store of a run: immutable files on an fsspec URL, each with its digest."""
+
+import hashlib
+import io
+import json
+import re
+import uuid
+from typing import Any
+
+import pyarrow as pa
+from fsspec.core import url_to_fs
+
+from relax_infer.contracts.failures import PermanentError, TransientError
+from relax_infer.contracts.refs import RunRef, StagedRef
+from relax_infer.samples import layout
+
+_SHARD = re.compile(r"group-(\d+)\.attempt-(\d+)\.arrow$")
+
+
+class StagingStore:
+    """Files below ``<store>/<run>/``.
+
+    A file appears whole or not at all (written beside its place, then moved), and is not changed
+    afterwards. Reads check the digest that the reference carries.
+    """
+
+    def __init__(self, run: RunRef) -> None:
+        self.run = run.run
+        self._filesystem: Any
+        self._filesystem, root = url_to_fs(run.store)
+        self._root = f"{root.rstrip('/')}/{run.run}"
+
+    def url(self, name: str) -> str:
+        """Full URL of a file of this run."""
+        return self._filesystem.unstrip_protocol(f"{self._root}/{name}")
+
+    def exists(self, name: str) -> bool:
+        return bool(self._filesystem.exists(f"{self._root}/{name}"))
+
+    # --- bytes and JSON
+
+    def write_bytes(self, name: str, content: bytes, *, replace: bool = False) -> str:
+        """Write a file; returns its SHA-256.
+
+        Raises:
+            PermanentError: the file is there with other content and ``replace`` is not set.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        path = f"{self._root}/{name}"
+        if not replace and self._filesystem.exists(path):
+            if hashlib.sha256(self._filesystem.cat_file(path)).hexdigest() == digest:
+                return digest
+            raise PermanentError(
+                f"{self.url(name)} exists with other content: staged files are never changed"
+            )
+        self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+        beside = f"{path}.{uuid.uuid4().hex}.tmp"
+        with self._filesystem.open(beside, "wb") as file:
+            file.write(content)
+        self._filesystem.mv(beside, path)
+        return digest
+
+    def write_json(self, name: str, value: Any, *, replace: bool = False) -> StagedRef:
+        content = json.dumps(value, indent=1, sort_keys=True, default=str).encode()
+        digest = self.write_bytes(name, content, replace=replace)
+        rows = len(value) if isinstance(value, list) else 1
+        return StagedRef(uri=self.url(name), sha256=digest, rows=rows)
+
+    def read_json(self, what: str | StagedRef) -> Any:
+        """By name, or by reference (then the digest is checked)."""
+        if isinstance(what, StagedRef):
+            return json.loads(self._checked(what))
+        return json.loads(self._filesystem.cat_file(f"{self._root}/{what}"))
+
+    # --- tables
+
+    def write_table(self, name: str, table: pa.Table) -> StagedRef:
+        """One Arrow IPC file."""
+        digest = self.write_bytes(name, _to_ipc(table))
+        return StagedRef(uri=self.url(name), sha256=digest, rows=table.num_rows)
+
+    def read_table(self, ref: StagedRef) -> pa.Table:
+        """The table that ``ref`` names, if it is what ``ref`` says.
+
+        Raises:
+            PermanentError: the content or the number of rows is another.
+            TransientError: the store does not answer.
+        """
+        table = pa.ipc.open_file(io.BytesIO(self._checked(ref))).read_all()
+        if table.num_rows != ref.rows:
+            raise PermanentError(f"{ref.uri} has {table.num_rows} rows, {ref.rows} were staged")
+        return table
+
+    # --- phases
+
+    def claim_attempt(self, step: int, phase: str) -> int:
+        """The number of this attempt at a phase: 1, 2, … Two claimants never get the same."""
+        folder = f"{self._root}/{layout.phase_folder(step, phase)}"
+        self._filesystem.makedirs(folder, exist_ok=True)
+        attempt = 1
+        while True:
+            path = f"{self._root}/{layout.claim(step, phase, attempt)}"
+            try:
+                with self._filesystem.open(path, "xb") as file:
+                    file.write(b"{}")
+            except FileExistsError:
+                attempt += 1
+            else:
+                return attempt
+
+    def write_shard(
+        self, step: int, phase: str, group: int, attempt: int, table: pa.Table
+    ) -> StagedRef:
+        """One finished group."""
+        return self.write_table(layout.shard(step, phase, group, attempt), table)
+
+    def shards(self, step: int, phase: str) -> dict[int, str]:
+        """Group → the name of its shard; of two attempts at one group the earlier counts."""
+        folder = f"{self._root}/{layout.phase_folder(step, phase)}"
+        found: dict[int, tuple[int, str]] = {}
+        if not self._filesystem.exists(folder):
+            return {}
+        for path in self._filesystem.ls(folder, detail=False):
+            match = _SHARD.search(path)
+            if match is None:
+                continue
+            group, attempt = int(match[1]), int(match[2])
+            if group not in found or attempt < found[group][0]:
+                found[group] = (attempt, path[len(self._root) + 1 :])
+        return {group: name for group, (_, name) in sorted(found.items())}
+
+    def compact(self, step: int, phase: str) -> StagedRef:
+        """All shards of a phase as one file, by group; the same shards give the same file."""
+        names = self.shards(step, phase).values()
+        tables = [
+            pa.ipc.open_file(
+                io.BytesIO(self._filesystem.cat_file(f"{self._root}/{name}"))
+            ).read_all()
+            for name in names
+        ]
+        if not tables:
+            raise PermanentError(f"step {step}: phase {phase} has no shard to compact")
+        table = pa.concat_tables(tables).sort_by([("group", "ascending"), ("sample", "ascending")])
+        return self.write_table(layout.phase_file(step, phase), table.combine_chunks())
+
+    def _checked(self, ref: StagedRef) -> bytes:
+        filesystem, path = url_to_fs(ref.uri)
+        try:
+            content: bytes = filesystem.cat_file(path)
+        except FileNotFoundError:
+            raise PermanentError(
+                f"{ref.uri} is gone",
+                cure="Is the store the one the run began with, and still mounted?",
+            ) from None
+        except OSError as error:
+            raise TransientError(f"{ref.uri} cannot be read: {error}") from error
+        if hashlib.sha256(content).hexdigest() != ref.sha256:
+            raise PermanentError(f"{ref.uri} was changed after it was staged: its digest differs")
+        return content
+
+
+def _to_ipc(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()

@@ -1,0 +1,80 @@
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.samples import StagingStore
+
+TABLE = pa.table({"group": [1, 0], "sample": [0, 0], "x": ["b", "a"]})
+
+
+def test_a_table_comes_back_as_it_was(store: StagingStore):
+    assert store.read_table(store.write_table("t.arrow", TABLE)).equals(TABLE)
+
+
+def test_a_staged_file_is_never_changed(store: StagingStore):
+    store.write_table("t.arrow", TABLE)
+    store.write_table("t.arrow", TABLE)
+    with pytest.raises(PermanentError, match="never changed"):
+        store.write_table("t.arrow", TABLE.slice(1))
+
+
+def test_a_changed_file_is_noticed_when_it_is_read(store: StagingStore, tmp_path: Path):
+    ref = store.write_table("t.arrow", TABLE)
+    path = tmp_path / "run-1" / "t.arrow"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(PermanentError, match="changed after it was staged"):
+        store.read_table(ref)
+
+
+def test_a_lost_file_is_told_with_its_url(store: StagingStore, tmp_path: Path):
+    ref = store.write_table("t.arrow", TABLE)
+    (tmp_path / "run-1" / "t.arrow").unlink()
+    with pytest.raises(PermanentError, match=r"t\.arrow is gone"):
+        store.read_table(ref)
+
+
+def test_a_file_that_was_only_half_written_is_not_there(
+    store: StagingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The writer dies between writing and moving: nothing readable is left under the name."""
+
+    def die(*_: object) -> None:
+        raise OSError("killed")
+
+    monkeypatch.setattr(type(store._filesystem), "mv", die)
+    with pytest.raises(OSError, match="killed"):
+        store.write_shard(1, "generated", 0, 1, TABLE)
+    assert store.shards(1, "generated") == {}
+    assert not store.exists("steps/1/generated/group-000000.attempt-1.arrow")
+
+
+def test_attempts_are_numbered_and_never_given_twice(store: StagingStore):
+    other = StagingStore.__new__(StagingStore)
+    other.__dict__.update(store.__dict__)
+    taken = [s.claim_attempt(1, "generated") for s in (store, other, store)]
+    assert taken == [1, 2, 3]
+    assert store.claim_attempt(2, "generated") == 1
+
+
+def test_of_two_shards_of_a_group_the_earlier_attempt_counts(store: StagingStore):
+    store.write_shard(1, "generated", 7, 2, TABLE)
+    store.write_shard(1, "generated", 7, 1, TABLE)
+    assert store.shards(1, "generated") == {7: "steps/1/generated/group-000007.attempt-1.arrow"}
+
+
+def test_compaction_sorts_and_is_the_same_again(store: StagingStore):
+    store.write_shard(1, "generated", 1, 1, TABLE.slice(0, 1))
+    store.write_shard(1, "generated", 0, 1, TABLE.slice(1, 1))
+    ref = store.compact(1, "generated")
+    assert store.read_table(ref).column("x").to_pylist() == ["a", "b"]
+    assert store.compact(1, "generated") == ref
+
+
+def test_json_is_written_with_its_digest(store: StagingStore, tmp_path: Path):
+    ref = store.write_json("a/b.json", [{"x": 1}])
+    assert store.read_json(ref) == [{"x": 1}]
+    assert json.loads((tmp_path / "run-1" / "a" / "b.json").read_text()) == [{"x": 1}]
+    assert ref.rows == 1
