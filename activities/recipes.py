@@ -13,13 +13,10 @@ from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, Role
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.contracts.run import ResolveRequest, RunPlan
 from relax_infer.contracts.training import TrainerSpec
-from relax_infer.engines import host_device
-from relax_infer.placement import plan_inference_placement
+from relax_infer.placement import POOL, plan_inference_placement
+from relax_infer.placement.device import cluster_device
 from relax_infer.tiny.models import ensure_models
 from relax_infer.training import weights_digest
-
-POOL = "pool"
-"""Name of the placement group that all roles of a run share."""
 
 
 @activity.defn
@@ -57,7 +54,7 @@ def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:
 
 
 def _plan(run: RunRef, recipe: Recipe, models: dict[str, Path]) -> RunPlan:
-    device = host_device(recipe.cluster.device)
+    device = cluster_device(recipe.cluster.device)
 
     def group(role: Role, model_id: str, path: Path, engine: Engine) -> EngineGroupSpec:
         return EngineGroupSpec(
