@@ -1,8 +1,8 @@
 """What goes to and comes from groups of inference engines."""
 
-from typing import Literal
+from typing import Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.fence import FenceToken
@@ -17,6 +17,8 @@ WeightSource = Literal["STATIC", "ACTOR", "DCS"]
 LEASE_ROLES: tuple[LeaseRole, ...] = ("rollout", "genrm", "teacher", "trainer")
 RESIDENT_TAGS = ("weights", "kv_cache", "cuda_graph")
 """What an engine holds on its GPUs, in the order in which it comes back."""
+TRAINER_TAGS = ("parameters", "gradients", "optimizer")
+"""What a trainer rank holds on its GPU."""
 
 
 class BundleBinding(Message):
@@ -154,6 +156,15 @@ class OffloadCheck(Message):
     holders: tuple[str, ...]
     """Every holder that must appear, exactly once."""
     tags: tuple[str, ...] = RESIDENT_TAGS
+    """Left out: what this role holds, ``TRAINER_TAGS`` for the trainer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tags_of_role(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = cast("dict[str, Any]", values)
+        return {"tags": TRAINER_TAGS, **given} if given.get("role") == "trainer" else given
 
 
 class OffloadConfirmation(Message):

@@ -1,5 +1,7 @@
 """What goes to and comes from the trainer group."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from relax_infer.contracts.base import Message
@@ -35,6 +37,8 @@ class TrainerSpec(Message):
     distillation: float
     """Coefficient of (teacher - student) log-prob per token; 0: none."""
     keep_checkpoints: int
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the trainer computes on; auto: CUDA where its host has it."""
 
     @property
     def namespace(self) -> str:
@@ -52,6 +56,9 @@ class TrainerStatus(Message):
     resident: bool
     """Whether parameters and optimizer are on the training device."""
     fence: FenceToken | None
+    """Highest token that the trainer has seen."""
+    actor_pid: int | None = None
+    """Process of the trainer on its host."""
 
 
 class TrainerOperation(Message):

@@ -26,6 +26,12 @@ ENVIRONMENT = {
 """Read by TransferQueue when it is imported."""
 
 
+def prepare_environment() -> None:
+    """To be called before anything imports TransferQueue, unpickling its objects included."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 class Connection(NamedTuple):
     """Where the queue is."""
 
@@ -43,8 +49,6 @@ class QueueClient:
     """
 
     def __init__(self, connection: Connection, timeout: float) -> None:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
         from transfer_queue.client import AsyncTransferQueueClient
 
         self.incarnation = connection.incarnation

@@ -9,7 +9,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.batch import PublishResult
@@ -147,7 +147,7 @@ def queue_parts() -> list[str]:
     """
     from ray.util import list_named_actors
 
-    named: list[dict[str, str]] = list_named_actors(all_namespaces=True)
+    named: list[Any] = list_named_actors(all_namespaces=True)
     return sorted(
         actor["name"]
         for actor in named

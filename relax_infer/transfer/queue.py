@@ -16,7 +16,7 @@ from relax_infer.contracts.failures import (
     TransientError,
     UnconfirmedError,
 )
-from relax_infer.transfer._client import ENVIRONMENT
+from relax_infer.transfer._client import ENVIRONMENT, client_of, prepare_environment
 from relax_infer.transfer.owner import (
     CALL_SECONDS,
     NAMESPACE,
@@ -102,8 +102,7 @@ async def read_partition(partition: str) -> "PublishedRows":
         PermanentError: there is no such partition, or it is incomplete.
         TransientError: the queue did not answer.
     """
-    from relax_infer.transfer._client import client_of
-
+    prepare_environment()
     connection = await _ask("connection", timeout=CALL_SECONDS)
     client = await client_of(connection, CALL_SECONDS)
     rows = await client.get(partition)

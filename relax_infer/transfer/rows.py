@@ -145,6 +145,8 @@ def _check(table: pa.Table, rows: PublishedRows) -> None:
     for where in range(1, len(keys)):
         if keys[where] == keys[where - 1]:
             raise _wrong(table, where, "group/sample", "comes twice")
+    if (empty := np.nonzero(rows.ragged("prompt_ids").lengths == 0)[0]).size:
+        raise _wrong(table, int(empty[0]), "prompt_ids", "is empty")
     response = rows.ragged("response_ids").lengths
     for name, column in rows.columns.items():
         if isinstance(column, Ragged):

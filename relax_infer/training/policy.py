@@ -1,0 +1,247 @@
+"""The policy trainer of one rank: model, optimizer, ledger. Knows neither Ray nor fences.
+
+Everything that Megatron does happens in the thread that calls; always the same one.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.training import TrainerSpec, TrainResult
+from relax_infer.training.hf_folder import read_tensors, write_folder
+from relax_infer.training.ledger import Checkpoints, Ledger, LedgerEntry, read_ledger, run_folder
+from relax_infer.transfer.rows import PublishedRows, rows_digest
+
+Moment = Callable[[str], None]
+"""Told when a step is ``updated``, ``exported``, ``saved`` and ``committed``; for fault tests."""
+
+
+class PolicyTrainer:
+    """Trains each step once: a step that the ledger has is answered from it.
+
+    Nothing touches the training device before :meth:`onload`. A failure or a kill at any moment
+    leaves the last checkpoint as the truth; the next call goes on from there.
+    """
+
+    def __init__(self, spec: TrainerSpec, rank: int = 0, *, moment: Moment | None = None) -> None:
+        if spec.ranks != 1:
+            raise PermanentError(
+                f"train.ranks is {spec.ranks}: this trainer has one rank.",
+                cure="Set train.ranks to 1.",
+            )
+        self.spec, self.rank = spec, rank
+        self._moment = moment or (lambda _: None)
+        self._checkpoints = Checkpoints(spec.run)
+        self._learner: Any = None
+        self._device: Any = None
+        self._shape: Any = None
+        self._current: Ledger | None = None
+        self._spoilt = False
+        self.resident = False
+
+    @property
+    def ledger(self) -> Ledger:
+        """From the disk until weights are loaded, then in memory with them."""
+        return self._current if self._current is not None else read_ledger(self.spec.run)
+
+    @property
+    def device_type(self) -> str:
+        """``cpu`` or ``cuda``; ``cpu`` before the first onload."""
+        return "cpu" if self._device is None else self._device.type
+
+    def onload(self) -> None:
+        """Parameters, gradients and optimizer on the device: built and loaded the first time, from
+        the newest checkpoint if there is one, else from the model folder. Idempotent.
+
+        Raises:
+            PermanentError: a model or checkpoint that cannot be trained, with file and field.
+        """
+        if self.resident:
+            return
+        if self._learner is None:
+            self._build()
+        else:
+            self._learner.to_device()
+        self.resident = True
+
+    def offload(self) -> None:
+        """Nothing but a device context is left on the device. Idempotent."""
+        if self._learner is not None and self.resident:
+            self._learner.to_host()
+        self.resident = False
+
+    def memory_in_use(self) -> int | None:
+        """Bytes in use on the whole device as the driver counts them; None on a CPU."""
+        if self.device_type != "cuda":
+            return None
+        import torch
+
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
+    def recorded(self, step: int) -> TrainResult | None:
+        """The step's ledger entry, marked as repeated; None if the step is the next to train.
+
+        Raises:
+            PermanentError: the step is neither in the ledger nor the next one.
+        """
+        ledger = self.ledger
+        if (entry := ledger.entry(step)) is not None:
+            return entry.result.model_copy(update={"repeated": True})
+        if step != ledger.step + 1:
+            raise PermanentError(
+                f"Step {step} was asked, the ledger of run {self.spec.run.run} ends with step"
+                f" {ledger.step}: the next is {ledger.step + 1}.",
+                cure="Steps are trained in order, each once.",
+            )
+        return None
+
+    def train(self, step: int, rows: PublishedRows, *, partition: str = "") -> TrainResult:
+        """One pass over the rows, new weights exported, checkpoint and ledger entry durable.
+
+        Raises:
+            PermanentError: not the next step, not resident, nothing to train on, or the update
+                broke down (the checkpoint before it stays the truth).
+        """
+        if (known := self.recorded(step)) is not None:
+            return known
+        if not self.resident:
+            raise PermanentError(f"Step {step}: the trainer is not resident; onload it first.")
+        if self._spoilt:
+            self._load()
+        self._spoilt = True  # until the step is durable
+        result = self._train(step, rows)
+        entry = LedgerEntry(result=result, partition=partition, digest=rows_digest(rows))
+        ledger = self.ledger.with_entry(entry)
+        self._checkpoints.commit(step, ledger, self.spec.keep_checkpoints)
+        self._current, self._spoilt = ledger, False
+        self._moment("committed")
+        return result
+
+    def close(self) -> None:
+        """Leave the process group; the trainer cannot be used afterwards."""
+        if self._learner is not None:
+            from relax_infer.training.parallel import stop_parallel
+
+            self._learner = None
+            stop_parallel()
+
+    def _build(self) -> None:
+        from relax_infer.training.parallel import choose_device, start_parallel
+
+        device = self._device = choose_device(self.spec.device, self._gpu())
+        start_parallel(device)
+        from relax_infer.training.model import build_model, read_shape
+        from relax_infer.training.update import Learner
+
+        self._shape = read_shape(Path(self.spec.model_path))
+        model = build_model(self._shape).to(device)
+        self._learner = Learner(model, self.spec, device)
+        self._load()
+
+    def _gpu(self) -> int:
+        """Ray shows an actor with a share of a GPU that GPU alone; one without a share, all."""
+        return 0 if self.spec.ray_gpu_fraction else self.spec.bundles[self.rank].gpu_id
+
+    def _load(self) -> None:
+        """What the newest checkpoint says, else the model folder."""
+        from relax_infer.training import checkpoint
+        from relax_infer.training.weights import load_weights
+
+        learner, latest = self._learner, self._checkpoints.latest()
+        tensors = read_tensors(Path(self.spec.model_path))
+        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        load_weights(learner.model, self._shape, tensors)
+        learner.optimizer.reload_model_params()
+        if latest is not None:
+            checkpoint.load(latest, learner.model, learner.optimizer)
+        self._current, self._spoilt = read_ledger(self.spec.run), False
+
+    def _train(self, step: int, rows: PublishedRows) -> TrainResult:
+        import torch
+
+        from relax_infer.training import checkpoint
+        from relax_infer.training.batch import build_batch, mini_batches, step_seed
+        from relax_infer.training.weights import export_weights
+
+        began = time.perf_counter()
+        spec, learner = self.spec, self._learner
+        torch.manual_seed(step_seed(spec.seed, step))
+        batch = build_batch(rows)
+        if not batch.mask.any():
+            raise PermanentError(f"Step {step}: no token of its {len(rows)} rows is trained on.")
+        batch = with_advantages(batch, rows, spec)
+        gap = (learner.log_probs(batch) - batch.rollout_log_probs).abs() * batch.mask
+        probed = time.perf_counter()
+        parts = mini_batches(len(batch), spec.mini_batches, spec.seed, step)
+        stats = learner.update(batch, parts)
+        self._moment("updated")
+        updated = time.perf_counter()
+        target = run_folder(spec.run) / "weights" / str(step)
+        tensors = export_weights(learner.model, self._shape, self._dtypes.__getitem__)
+        digest = write_folder(target, tensors, Path(spec.model_path))
+        self._moment("exported")
+        exported = time.perf_counter()
+        checkpoint.save(self._checkpoints.begin(step), learner.model, learner.optimizer)
+        self._moment("saved")
+        saved = time.perf_counter()
+        uri = f"{spec.run.store.rstrip('/')}/{spec.run.run}/weights/{step}"
+        return TrainResult(
+            step=step,
+            rows=len(rows),
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            clip_fraction=stats.clip_fraction,
+            policy_kl=stats.policy_kl,
+            logprob_gap=float(gap.sum() / batch.mask.sum()),
+            tokens=stats.tokens,
+            seconds=saved - began,
+            weights=WeightsRef(version=step, uri=uri, digest=digest),
+            metrics={
+                "logprob_gap_max": float(gap.max()),
+                "advantage_abs_mean": float(batch.advantages.abs().sum() / batch.mask.sum()),
+                "probe_seconds": probed - began,
+                "update_seconds": updated - probed,
+                "export_seconds": exported - updated,
+                "checkpoint_seconds": saved - exported,
+            },
+        )
+
+
+def with_advantages(batch: Any, rows: PublishedRows, spec: TrainerSpec) -> Any:
+    """The batch with its token advantages.
+
+    Raises:
+        PermanentError: the recipe learns from a channel that the rows do not have.
+    """
+    import dataclasses
+
+    import torch
+
+    from relax_infer.training.advantages import group_advantages, token_advantages
+
+    wanted = {"reward": spec.use_reward, "teacher_log_probs": spec.distillation > 0}
+    missing = [name for name, needed in wanted.items() if needed and name not in rows.columns]
+    if missing or not any(wanted.values()):
+        raise PermanentError(
+            f"There is nothing to learn from: the rows have no {' and no '.join(missing)}."
+            if missing
+            else "There is nothing to learn from: neither reward nor distillation.",
+            cure="The recipe and the published batch must agree.",
+        )
+    sample_advantages = None
+    if spec.use_reward:
+        rewards = torch.from_numpy(rows.scalar("reward")).to(torch.float32)
+        groups = torch.from_numpy(rows.scalar("group"))
+        sample_advantages = group_advantages(rewards, groups, spec.advantage_eps)
+    advantages = token_advantages(
+        rollout_log_probs=batch.rollout_log_probs,
+        mask=batch.mask,
+        sample_advantages=sample_advantages,
+        teacher_log_probs=batch.teacher_log_probs if spec.distillation > 0 else None,
+        coefficient=spec.distillation,
+    )
+    return dataclasses.replace(batch, advantages=advantages)

@@ -1,0 +1,113 @@
+"""What outlives a trainer's actor: the highest token it has seen, and who may hold its GPU.
+
+The token is kept with the run's store, so that it is known on whichever host the actor is made
+again, and is forgotten with the store. Who holds the GPU is kept on the GPU's own host: it is
+written before anything is loaded onto the device and cleared once the device is free.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from relax_infer.contracts.base import Message
+from relax_infer.contracts.failures import UnconfirmedError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.training import TrainerSpec
+from relax_infer.training.hf_folder import sync_folder
+from relax_infer.training.ledger import run_folder
+
+_M = TypeVar("_M", bound=Message)
+
+
+class Residence(Message):
+    """The trainer process of this host that may hold the device."""
+
+    pid: int
+    started: float
+    """Unix seconds at which that process was created; tells it from a later one with its pid."""
+    pid_namespace: str
+    resident_under: FenceToken | None = None
+    """Token under which it loaded the device; None: it let go since."""
+
+
+class TrainerFiles:
+    """The two files of one rank of one run."""
+
+    def __init__(self, spec: TrainerSpec, rank: int) -> None:
+        # Two stacks on one host may run a run of the same name; their stores differ.
+        key = hashlib.sha256(f"{spec.run.store}\0{spec.run.run}".encode()).hexdigest()[:10]
+        here = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
+        self._residence = here / f"{spec.actor_name(rank)}.residence.json"
+        self._fence = run_folder(spec.run) / "trainer" / f"rank-{rank}.fence.json"
+
+    def fence(self) -> FenceToken | None:
+        return _read(self._fence, FenceToken)
+
+    def write_fence(self, token: FenceToken) -> None:
+        _write(self._fence, token)
+
+    def residence(self) -> Residence | None:
+        return _read(self._residence, Residence)
+
+    def write_residence(self, resident_under: FenceToken | None) -> None:
+        """Of this process."""
+        mine = Residence(
+            pid=os.getpid(),
+            started=psutil.Process().create_time(),
+            pid_namespace=_pid_namespace(),
+            resident_under=resident_under,
+        )
+        _write(self._residence, mine)
+
+
+def _read(path: Path, model: type[_M]) -> _M | None:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, value: Message) -> None:
+    """Whole or not at all, and on the disk when it returns."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    with partial.open("w") as file:
+        file.write(value.model_dump_json())
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def check_gone(residence: Residence) -> None:
+    """The process that wrote ``residence`` is gone, or is this one.
+
+    Raises:
+        UnconfirmedError: it lives, or this process could not see it if it did.
+    """
+    if residence.pid_namespace != _pid_namespace():
+        raise UnconfirmedError(
+            f"An earlier trainer ran as process {residence.pid} in another pid namespace.",
+            cure="Whether it still holds its GPU has to be looked at there.",
+        )
+    if residence.pid == os.getpid():
+        return
+    try:
+        process = psutil.Process(residence.pid)
+        alive = process.create_time() == residence.started
+        alive = alive and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return
+    if alive:
+        raise UnconfirmedError(
+            f"An earlier trainer process, {residence.pid}, is still alive and may hold the GPU.",
+            cure="Ray believes it dead; end it, then ask again.",
+        )
+
+
+def _pid_namespace() -> str:
+    return Path("/proc/self/ns/pid").readlink().name

@@ -1,0 +1,204 @@
+"""The Ray actor of one trainer rank: detached, named, in namespace ``relax-<run>``.
+
+It puts fences, operation ids and evidence around :class:`PolicyTrainer`. Making it touches no GPU.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from relax_infer.contracts.engines import TRAINER_TAGS, ReleaseEvidence
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.contracts.training import (
+    TrainerOperation,
+    TrainerReport,
+    TrainerSpec,
+    TrainerStatus,
+    TrainRequest,
+    TrainResult,
+)
+from relax_infer.training._turns import Joined
+from relax_infer.training.policy import PolicyTrainer
+from relax_infer.training.residence import Residence, ResidenceFile, check_gone
+from relax_infer.transfer.rows import PublishedRows, rows_digest
+
+T = TypeVar("T")
+
+SLEEPING_CONTEXTS = 4 * 2048 * (1 << 20)
+"""Bytes that may stay in use on the device: the driver tells of the whole device, on which each of
+the four lease roles may have a sleeping context."""
+
+
+class TrainerActor:
+    """Operations in turn, each once, under fence tokens."""
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        rank: int,
+        read: Callable[[str], Awaitable[PublishedRows]] | None = None,
+    ) -> None:
+        """``read`` gives the rows of a partition; None: TransferQueue."""
+        self._file = ResidenceFile(spec, rank)
+        found = self._file.read()
+        self._earlier: Residence | None = found
+        self._resident_under = found.resident_under if found else None
+        self._fence = FenceMemory(found.fence if found else None)
+        self._policy = PolicyTrainer(spec, rank)
+        self._holder = f"trainer/rank-{rank}"
+        self._read = read or _read_partition
+        self._operations = Joined[TrainerReport]()
+        self._steps = Joined[TrainResult](keep=0)  # the ledger remembers
+        self._turn = asyncio.Lock()
+        # Megatron on a CPU is bound to the thread that set it up.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="megatron")
+
+    async def ping(self) -> int:
+        return os.getpid()
+
+    async def status(self) -> TrainerStatus:
+        """Where the trainer stands; changes nothing, and answers during an operation."""
+        ledger = await asyncio.to_thread(lambda: self._policy.ledger)
+        return TrainerStatus(
+            step=ledger.step,
+            resident=self._policy.resident,
+            fence=self._fence.seen,
+            actor_pid=os.getpid(),
+        )
+
+    async def onload(self, op: TrainerOperation) -> TrainerReport:
+        """Parameters, gradients and optimizer on the device.
+
+        A known operation id joins or gets the recorded report, whatever its token is now.
+
+        Raises:
+            StaleFence: a later or a rival token was seen; nothing was done.
+            UnconfirmedError: an earlier trainer process may still hold the device.
+            PermanentError: model or checkpoint cannot be trained.
+        """
+        return await self._operations.ask(("onload", op.operation_id), lambda: self._onload(op))
+
+    async def offload(self, op: TrainerOperation) -> TrainerReport:
+        """The device is free of the trainer; with evidence. Raises as :meth:`onload` does."""
+        return await self._operations.ask(("offload", op.operation_id), lambda: self._offload(op))
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        """One update from the partition, once: a step of the ledger returns its entry.
+
+        A second call for a step that is being trained waits for it.
+
+        Raises:
+            StaleFence: the token is not the current one.
+            PermanentError: not resident, not the next step, other rows than asked for, or the
+                update broke down.
+            TransientError: TransferQueue did not answer.
+        """
+        key = (request.step, request.partition, request.digest)
+        return await self._steps.ask(key, lambda: self._train(request))
+
+    async def close(self) -> None:
+        """Leave the process group; to be asked before the actor is killed."""
+        async with self._turn:
+            await self._in_thread(self._policy.close)
+
+    async def _onload(self, op: TrainerOperation) -> TrainerReport:
+        async with self._turn:
+            self._admit(op.fence)
+            await self._make_resident(op.fence)
+        return TrainerReport(status=await self.status())
+
+    async def _offload(self, op: TrainerOperation) -> TrainerReport:
+        async with self._turn:
+            self._admit(op.fence)
+            evidence = await self._release(op.fence)
+        return TrainerReport(status=await self.status(), evidence=(evidence,))
+
+    async def _train(self, request: TrainRequest) -> TrainResult:
+        async with self._turn:
+            known = await asyncio.to_thread(self._policy.recorded, request.step)
+            if known is not None:
+                return known
+            await self._check_grant(request)
+            rows = await self._read(request.partition)
+            await asyncio.to_thread(_check_rows, request, rows)
+            return await self._in_thread(
+                lambda: self._policy.train(request.step, rows, partition=request.partition)
+            )
+
+    async def _check_grant(self, request: TrainRequest) -> None:
+        """Training needs the current grant, under which the trainer was onloaded."""
+        seen = self._fence.seen
+        if seen is None or request.fence.counter > seen.counter:
+            raise PermanentError(
+                f"Step {request.step} asks under fence token {request.fence}; the trainer was never"
+                " onloaded under it.",
+                cure="Onload the trainer first.",
+            )
+        if request.fence != seen:
+            raise StaleFence(request.fence, seen)
+        if self._policy.resident:
+            return
+        if self._earlier is None or self._earlier.resident_under != seen:
+            raise PermanentError(
+                f"Step {request.step}: the trainer was offloaded; onload it first."
+            )
+        # The process that was onloaded under this very grant died; the grant is still ours.
+        check_gone(self._earlier)
+        await self._make_resident(seen)
+
+    def _admit(self, token: FenceToken) -> None:
+        if self._earlier is not None:
+            check_gone(self._earlier)
+        known = self._fence.seen
+        self._fence.admit(token)
+        if token != known:
+            self._file.write(fence=token, resident_under=self._resident_under)
+
+    async def _make_resident(self, token: FenceToken) -> None:
+        self._resident_under = token
+        self._file.write(fence=token, resident_under=token)
+        await self._in_thread(self._policy.onload)
+        self._earlier = None
+
+    async def _release(self, token: FenceToken) -> ReleaseEvidence:
+        """Let go, and say why it is believed: on CUDA by the memory that came free, on a CPU, which
+        frees nothing, simulated; for a process that died while it held the device, by its end."""
+        died = self._earlier is not None and self._earlier.resident_under is not None
+        before = await self._in_thread(self._policy.memory_in_use)
+        await self._in_thread(self._policy.offload)
+        after = await self._in_thread(self._policy.memory_in_use)
+        self._resident_under = self._earlier = None
+        self._file.write(fence=token, resident_under=None)
+        return ReleaseEvidence(
+            holder=self._holder,
+            proof="process_gone" if died else "simulated" if after is None else "memory",
+            tags=TRAINER_TAGS,
+            fence=token,
+            at=time.time(),
+            memory_before=before,
+            memory_after=after,
+            residual_allowed=None if after is None else SLEEPING_CONTEXTS,
+        )
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _check_rows(request: TrainRequest, rows: PublishedRows) -> None:
+    digest = rows_digest(rows)
+    if len(rows) != request.keys or digest != request.digest:
+        raise PermanentError(
+            f"Partition {request.partition} holds {len(rows)} rows of digest {digest}; step"
+            f" {request.step} was committed with {request.keys} of {request.digest}.",
+            cure="Publish the step's scored.arrow again, or find out who changed the partition.",
+        )
+
+
+async def _read_partition(partition: str) -> PublishedRows:
+    from relax_infer.transfer import read_partition
+
+    return await read_partition(partition)
