@@ -57,6 +57,12 @@ def this_host() -> HostIdentity:
     )
 
 
+def ticks_since_boot() -> int:
+    """Now, on the scale of :attr:`ProcessStamp.started`; never later than it really is."""
+    seconds = float((_PROC / "uptime").read_text().split()[0])
+    return int(seconds * os.sysconf("SC_CLK_TCK")) - 1
+
+
 def processes() -> Iterator[ProcessRow]:
     """Every live process of this pid namespace."""
     for entry in _PROC.iterdir():

@@ -106,7 +106,11 @@ async def _start_once(
     holder = Holder(
         engine_id=spec.engine_id(replica),
         processes=EngineProcesses(
-            incarnation=incarnation, session=0, tree=(), host=_proc.this_host()
+            incarnation=incarnation,
+            session=0,
+            tree=(),
+            host=_proc.this_host(),
+            not_before=_proc.ticks_since_boot(),
         ),
         base_url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
         socket=str(files.socket(incarnation)),

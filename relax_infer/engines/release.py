@@ -36,6 +36,8 @@ class EngineProcesses(Message):
     tree: tuple[ProcessStamp, ...]
     """Processes seen so far; the first is the session leader. Empty before it was started."""
     host: HostIdentity
+    not_before: int
+    """Clock ticks since boot just before it was started: no older process belongs to it."""
 
 
 class ReleaseProof(Message):
@@ -110,13 +112,12 @@ def find_processes(engine: EngineProcesses) -> list[ProcessRow]:
     recorded = set(engine.tree)
     leader = next((row for row in rows if row.stamp.pid == engine.session), None)
     recycled = leader is not None and leader.stamp not in recorded
-    started = min((stamp.started for stamp in engine.tree), default=0)
     found: list[ProcessRow] = []
     for row in rows:
         if row.stamp in recorded:
             found.append(row)
             continue
-        mark, readable = _mark(row, started)
+        mark, readable = _mark(row, engine.not_before)
         if mark == engine.incarnation:
             found.append(row)
         elif row.session == engine.session and engine.session and not recycled:
@@ -158,7 +159,7 @@ def _descends(row: ProcessRow, root: int, rows: dict[int, ProcessRow]) -> bool:
     return False
 
 
-def _mark(row: ProcessRow, engine_started: int) -> tuple[str | None, bool]:
+def _mark(row: ProcessRow, not_before: int) -> tuple[str | None, bool]:
     """Marker of a process (None: it has none or is gone), and whether that could be told.
 
     Another user's processes, and those older than the engine, are not the engine's.
@@ -166,7 +167,7 @@ def _mark(row: ProcessRow, engine_started: int) -> tuple[str | None, bool]:
     try:
         variables = _proc.environment(row.stamp.pid)
     except PermissionError:
-        return None, row.uid != os.getuid() or row.stamp.started < engine_started
+        return None, row.uid != os.getuid() or row.stamp.started < not_before
     value = (variables or {}).get(MARKER.encode())
     return None if value is None else value.decode(errors="replace"), True
 

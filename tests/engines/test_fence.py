@@ -1,0 +1,277 @@
+"""The fence over real HTTP, around an engine that does what the test says."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines.control import EngineControl
+from relax_infer.engines.fence import TOKEN_REQUIRED
+from tests.engines.fake_engine import TOKEN, FencedFake, fenced_fake
+
+LATER = FenceToken(counter=2, grant_id="b")
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[tuple[FencedFake, aiohttp.ClientSession]]:
+    async with fenced_fake(tmp_path) as made:
+        yield made
+
+
+async def ask(client: aiohttp.ClientSession, rid: str, **more: object):
+    async with client.post("/generate", json={"rid": rid, **more}) as response:
+        return response.status, await response.json()
+
+
+async def started(fake: FencedFake, client: aiohttp.ClientSession, rid: str):
+    task = asyncio.create_task(ask(client, rid))
+    await fake.until(lambda: rid in fake.engine.running)
+    return task
+
+
+HIDDEN = (
+    *(("POST", path) for path in sorted(TOKEN_REQUIRED)),
+    *(("GET", path) for path in sorted(TOKEN_REQUIRED)),
+    ("POST", "/flush_cache"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("PUT", "/generate"),
+    ("GET", "/generate"),
+    ("POST", "//generate"),
+    ("POST", "/generate/"),
+    ("POST", "/encode"),
+    ("GET", "/abort_request"),
+    ("GET", "/_fence/status"),
+    ("POST", "/_fence/open"),
+    ("POST", "/weights_checker"),
+)
+
+
+async def test_the_public_side_hides_everything_but_the_allowlist(fake):
+    made, client = fake
+    for method, path in HIDDEN:
+        async with client.request(method, made.url + path) as response:
+            assert (method, path, response.status) == (method, path, 404)
+    assert made.engine.seen == []
+
+
+async def test_a_closed_gate_answers_503_with_retry_after_and_the_engine_hears_nothing(fake):
+    made, client = fake
+    made.fence.gate.close()
+    for path in ("/generate", "/v1/chat/completions", "/chat/completions", "/v1/completions"):
+        async with client.post(path, json={"rid": "r"}) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+    assert made.engine.seen == []
+    assert [row["event"] for row in made.log()] == ["refused"] * 4
+
+
+async def test_abort_and_close_session_work_while_closed_and_change_no_count(fake):
+    made, client = fake
+    made.fence.gate.close()
+    before = made.fence.gate.status()
+    for path in ("/abort_request", "/close_session"):
+        async with client.post(path, json={}) as response:
+            assert response.status == 200
+    assert made.fence.gate.status() == before
+
+
+async def test_metadata_never_tells_host_key_or_environment(fake):
+    _, client = fake
+    for path in ("/server_info", "/get_server_info", "/model_info", "/get_model_info"):
+        async with client.get(path) as response:
+            assert response.status == 200
+            assert (await response.json())["model_path"] == "m"
+            assert {"host", "api_key", "env"}.isdisjoint(await response.json())
+
+
+async def test_health_is_the_engine_and_health_generate_is_the_gate(fake):
+    made, client = fake
+    made.fence.gate.close()
+    async with client.get("/health") as alive, client.get("/health_generate") as generates:
+        assert (alive.status, generates.status) == (200, 503)
+
+
+async def test_the_payload_reaches_the_engine_byte_for_byte_under_the_engine_s_own_path(fake):
+    made, client = fake
+    body = b'{"rid": "r",  "n": 12345678901234567890, "x": 1.50}'
+    post = asyncio.create_task(client.post("/chat/completions", data=body))
+    await made.until(lambda: "r" in made.engine.running)
+    made.engine.running["r"].set()
+    async with await post as response:
+        assert response.status == 200
+    assert made.engine.bodies == [body]
+    assert made.engine.seen == [("POST", "/v1/chat/completions")]
+
+
+async def test_the_log_has_the_request_before_the_engine_and_its_end_after(fake):
+    made, client = fake
+    task = await started(made, client, "run/1/g0/s0/a1")
+    assert [(row["event"], row["rid"]) for row in made.log()] == [("admitted", "run/1/g0/s0/a1")]
+    made.engine.running["run/1/g0/s0/a1"].set()
+    assert (await task)[0] == 200
+    last = made.log()[-1]
+    assert (last["event"], last["status"], last["reason"]) == ("ended", 200, "answered")
+
+
+async def test_a_caller_that_leaves_has_its_request_aborted_and_the_engine_stays_undrained(fake):
+    made, client = fake
+    task = await started(made, client, "r")
+    task.cancel()
+    await made.until(lambda: not made.engine.running)
+    assert made.engine.aborted == ["r"]
+    await made.until(lambda: made.fence.gate.inflight == 0)
+    assert made.fence.gate.status()["backend_drained"] is False
+    assert made.log()[-1]["reason"] == "disconnected"
+
+
+async def test_a_caller_that_leaves_before_the_engine_knows_its_request_is_aborted_once_it_does(
+    fake,
+):
+    made, client = fake
+    made.engine.deaf_until_started.clear()
+    task = asyncio.create_task(ask(client, "r"))
+    await made.until(lambda: made.engine.bodies)
+    task.cancel()
+    await made.until(lambda: any(call.left for call in made.fence._calls))
+    made.engine.deaf_until_started.set()
+    await made.until(lambda: made.engine.aborted == ["r"])
+
+
+async def test_closing_aborts_what_runs_and_what_the_engine_does_not_know_yet(fake):
+    made, client = fake
+    running = await started(made, client, "known")
+    made.engine.deaf_until_started.clear()
+    unknown = asyncio.create_task(ask(client, "unknown"))
+    await made.until(lambda: len(made.engine.bodies) == 2)
+    await EngineControl(made.socket).close(LATER)
+    assert (await running)[1] == {"rid": "known", "aborted": True}
+    made.engine.deaf_until_started.set()
+    assert (await unknown)[1] == {"rid": "unknown", "aborted": True}
+    assert [row["reason"] for row in made.log()[-2:]] == ["cancelled", "cancelled"]
+
+
+async def test_closing_refuses_a_request_whose_body_is_still_coming(fake):
+    made, _ = fake
+    host, port = made.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await made.until(lambda: made.fence.gate.inflight == 1)
+    await EngineControl(made.socket).close(LATER)
+    assert b" 503 " in await reader.readline()
+    writer.close()
+    assert made.engine.seen == []
+    await made.until(lambda: made.fence.gate.inflight == 0)
+
+
+async def test_a_stream_is_passed_on_part_by_part_and_counts_until_its_last(fake):
+    made, client = fake
+    async with client.post("/generate", json={"rid": "r", "stream": True}) as response:
+        assert await response.content.read(7) == b"data: 1"
+        assert made.fence.gate.inflight == 1
+        made.engine.running["r"].set()
+        assert await response.content.read() == b"data: 2"
+    await made.until(lambda: made.fence.gate.inflight == 0)
+
+
+async def test_abort_by_prefix_takes_those_and_no_others(fake):
+    made, client = fake
+    mine = [await started(made, client, f"run/1/generated/g{k}/s0/a1") for k in range(3)]
+    other = await started(made, client, "run/2/generated/g0/s0/a1")
+    control = EngineControl(made.socket)
+    assert len(await control.abort("run/1/")) == 3
+    assert [answer["aborted"] for _, answer in await asyncio.gather(*mine)] == [True] * 3
+    await made.until(lambda: made.fence.gate.inflight == 1)
+    assert await control.requests("run/1/") == []
+    assert await control.requests("run/2/") == ["run/2/generated/g0/s0/a1"]
+    made.engine.running["run/2/generated/g0/s0/a1"].set()
+    assert (await other)[1]["aborted"] is False
+
+
+async def test_drained_is_confirmed_only_when_gate_table_and_scheduler_agree(fake):
+    made, client = fake
+    control = EngineControl(made.socket)
+    with pytest.raises(PermanentError, match="open"):
+        await control.confirm_drained()
+    task = await started(made, client, "r")
+    made.fence.gate.close()
+    with pytest.raises(PermanentError, match="in flight"):
+        await control.confirm_drained()
+    made.engine.running["r"].set()
+    await task
+    made.engine.running["ghost"] = asyncio.Event()
+    with pytest.raises(PermanentError, match="ghost"):
+        await control.confirm_drained()
+    del made.engine.running["ghost"]
+    made.engine.busy_scheduler = True
+    with pytest.raises(PermanentError, match="scheduler"):
+        await control.confirm_drained()
+    assert made.fence.gate.status()["backend_drained"] is False
+    made.engine.busy_scheduler = False
+    await control.confirm_drained()
+    assert (await control.status())["backend_drained"] is True
+
+
+@pytest.mark.parametrize(
+    "stale", [FenceToken(counter=1, grant_id="z"), FenceToken(counter=2, grant_id="z")]
+)
+async def test_open_close_and_lifecycle_paths_refuse_an_older_or_rival_token(fake, stale):
+    made, _ = fake
+    control = EngineControl(made.socket)
+    await control.close(LATER)
+    for call in (
+        control.open(stale),
+        control.close(stale),
+        control.release(("weights",), stale, 10),
+        control.load(Path("folder"), 1, stale, 10),
+    ):
+        with pytest.raises(PermanentError, match="stale"):
+            await call
+    assert made.engine.seen == []
+    assert made.fence.gate.ready is False
+    await control.open(LATER)
+    assert made.fence.memory.seen == LATER
+
+
+async def test_nothing_resident_changes_without_a_token(fake):
+    made, _ = fake
+    connector = aiohttp.UnixConnector(path=str(made.socket))
+    async with aiohttp.ClientSession(connector=connector) as client:
+        for path in sorted(TOKEN_REQUIRED):
+            for method in ("GET", "POST"):
+                async with client.request(method, f"http://engine{path}") as response:
+                    assert (path, response.status) == (path, 409)
+    assert made.engine.seen == []
+    assert made.fence.memory.seen == TOKEN
+
+
+async def test_a_websocket_is_no_way_around(fake):
+    made, _ = fake
+    sent: list[dict[str, object]] = []
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, object]:
+        raise AssertionError("nobody reads it")
+
+    await made.fence({"type": "websocket", "path": "/generate"}, receive, send)  # pyright: ignore
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_a_hundred_and_twenty_requests_are_in_flight_at_once(fake):
+    made, _ = fake
+    async with aiohttp.ClientSession(
+        made.url, connector=aiohttp.TCPConnector(limit=0, family=socket.AF_INET)
+    ) as client:
+        tasks = [asyncio.create_task(ask(client, f"r{k}")) for k in range(120)]
+        await made.until(lambda: len(made.engine.running) == 120)
+        assert made.fence.gate.inflight == 120
+        for done in list(made.engine.running.values()):
+            done.set()
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}

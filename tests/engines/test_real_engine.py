@@ -1,0 +1,385 @@
+"""One real SGLang server behind the fence, without Ray: what the fence and the drain promise."""
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from relax_infer.contracts.engines import RESIDENT_TAGS, EngineOperation
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.engines import _proc, expected_digest, read_request_log
+from relax_infer.engines.actor import EngineActor, ReplicaOutcome
+from relax_infer.engines.control import EngineControl
+from relax_infer.engines.holder import HolderFiles
+from relax_infer.engines.release import find_processes
+from relax_infer.machines import ReplicaState
+from tests.engines.checkpoints import group_spec, make_checkpoint
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+LONG = 900
+
+
+class RealEngine:
+    """An engine's actor, called in this process, with tokens and operation ids that grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec = group_spec(folder)
+        self.actor = EngineActor(self.spec, 0)
+        self.counter = 0
+
+    def weights(self, version: int) -> WeightsRef:
+        folder = self.folder / f"version-{version}"
+        return WeightsRef(version=version, uri=f"file://{folder}", digest="")
+
+    async def operate(self, kind: Any, version: int | None = None, **more: Any) -> ReplicaOutcome:
+        self.counter += 1
+        operation: dict[str, Any] = {
+            "group": self.spec,
+            "operation_id": f"op-{self.counter}",
+            "fence": FenceToken(counter=self.counter, grant_id=f"grant-{self.counter}"),
+            "weights": None if version is None else self.weights(version),
+        }
+        return await self.actor.operate(kind, EngineOperation(**{**operation, **more}))
+
+    async def ready(self, version: int) -> str:
+        """The address of the engine, awake with these weights."""
+        outcome = await self.operate("onload", version)
+        assert outcome.report.error is None
+        assert outcome.report.state is ReplicaState.READY
+        assert outcome.report.base_url is not None
+        return outcome.report.base_url
+
+    async def control(self) -> EngineControl:
+        return EngineControl(Path((await self.actor.describe()).socket or ""))
+
+    async def log(self) -> list[dict[str, Any]]:
+        path = (await self.actor.describe()).request_log
+        assert path is not None
+        return list(read_request_log(Path(path)))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealEngine]:
+    folder = tmp_path_factory.mktemp("real")
+    for version in (0, 1):
+        make_checkpoint(folder / f"version-{version}", seed=version)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as short:
+        patch.setattr(tempfile, "tempdir", short)
+        patch.setenv("RELAX_HOME", str(folder))
+        made = RealEngine(folder)
+        try:
+            yield made
+        finally:
+            made.spec = made.spec.model_copy(update={"drain_timeout": 10.0})
+            await made.operate("stop")
+            assert HolderFiles(made.spec, 0).holder() is None
+
+
+def modes_of_socket(path: str) -> tuple[int, int]:
+    """Of the socket and of its folder."""
+    socket = Path(path)
+    return socket.stat().st_mode & 0o777, socket.parent.stat().st_mode & 0o777
+
+
+async def generate(url: str, rid: str, tokens: int = 3, **more: Any) -> tuple[int, dict[str, Any]]:
+    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": [6, 2, 9, 3, 22], "rid": rid, "sampling_params": sampling, **more}
+    async with aiohttp.ClientSession() as client, client.post(f"{url}/generate", json=body) as got:
+        return got.status, await got.json()
+
+
+async def running(engine: RealEngine, url: str, *rids: str) -> list[asyncio.Task[Any]]:
+    """Long requests that the engine's scheduler is computing."""
+    tasks = [asyncio.create_task(generate(url, rid, LONG)) for rid in rids]
+    control = await engine.control()
+    while True:
+        status = await control.status()
+        if set(rids) <= set(status["rids"]) and not status["engine_idle"]:
+            return tasks
+        assert not any(task.done() for task in tasks)
+
+
+async def test_it_answers_with_the_weights_whose_digest_was_computed_from_the_files(engine):
+    url = await engine.ready(0)
+    status, answer = await generate(url, "first")
+    assert status == 200
+    assert answer["meta_info"]["weight_version"] == "0"
+    report = await engine.actor.read_weights()
+    expected = expected_digest(engine.folder / "version-0", "float32")
+    assert (report.weight_version, report.weights_digest) == (0, expected)
+
+
+async def test_every_process_of_it_carries_its_marker_and_its_socket_is_private(engine):
+    await engine.ready(0)
+    where = await engine.actor.describe()
+    assert len(where.pids) == 4
+    holder = HolderFiles(engine.spec, 0).holder()
+    assert holder is not None
+    assert {row.stamp.pid for row in find_processes(holder.processes)} == set(where.pids)
+    assert modes_of_socket(where.socket or "") == (0o600, 0o700)
+
+
+async def test_its_public_port_has_no_control_of_it(engine):
+    url = await engine.ready(0)
+    async with aiohttp.ClientSession() as client:
+        for path in ("release_memory_occupation", "update_weights_from_disk", "pause_generation"):
+            async with client.post(f"{url}/{path}", json={}) as response:
+                assert response.status == 404
+        async with client.get(f"{url}/server_info") as response:
+            assert (await response.json()).keys() <= {
+                *("model_path", "served_model_name", "tp_size", "dp_size"),
+                *("load_balance_method", "disaggregation_mode"),
+            }
+        async with client.get(f"{url}/v1/models") as response:
+            assert response.status == 200
+
+
+async def test_a_stream_is_whole_and_leaves_nothing_in_flight(engine):
+    url = await engine.ready(0)
+    body = {"input_ids": [6, 2], "rid": "s", "stream": True, "sampling_params": {}}
+    async with aiohttp.ClientSession() as client, client.post(f"{url}/generate", json=body) as got:
+        assert (await got.read()).endswith(b"data: [DONE]\n\n")
+    assert (await (await engine.control()).status())["inflight"] == 0
+
+
+async def test_a_caller_that_leaves_ends_its_request_in_the_engine(engine):
+    url = await engine.ready(0)
+    control = await engine.control()
+    (task,) = await running(engine, url, "left")
+    task.cancel()
+    # Far sooner than its 900 tokens would have ended it, and than SGLang looks for itself (4 s).
+    deadline = asyncio.get_running_loop().time() + 2
+    while await control.requests("left"):
+        assert asyncio.get_running_loop().time() < deadline
+    ended = [row for row in await engine.log() if row["rid"] == "left"][-1]
+    assert (ended["event"], ended["reason"]) == ("ended", "disconnected")
+
+
+async def test_settling_a_prefix_aborts_those_requests_and_returns_when_they_are_gone(engine):
+    url = await engine.ready(0)
+    tasks = await running(engine, url, "r/1/generated/g0", "r/1/generated/g1", "r/2/generated/g0")
+    assert await engine.actor.settle_requests("r/1/", 20) == 2
+    control = await engine.control()
+    assert await control.requests("r/1/") == []
+    assert await control.requests("") == ["r/2/generated/g0"]
+    for task in tasks[:2]:
+        assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert await engine.actor.settle_requests("r/2/", 20) == 1
+    assert await engine.actor.settle_requests("r/", 20) == 0
+
+
+async def test_an_offload_ends_what_runs_proves_idleness_and_answers_nobody(engine):
+    url = await engine.ready(0)
+    tasks = await running(engine, url, *(f"busy-{k}" for k in range(8)))
+    outcome = await engine.operate("offload")
+    assert outcome.report.state is ReplicaState.SLEEPING
+    assert outcome.report.base_url is None
+    evidence = outcome.evidence
+    assert evidence is not None
+    assert (evidence.proof, evidence.tags) == ("simulated", RESIDENT_TAGS)
+    assert evidence.fence.counter == engine.counter
+    for task in tasks:
+        assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
+    status = await (await engine.control()).status()
+    assert (status["inflight"], status["backend_drained"], status["engine_idle"]) == (0, True, True)
+    assert (await generate(url, "asleep"))[0] == 503
+    assert "asleep" not in {row["rid"] for row in await engine.log() if row["event"] == "admitted"}
+
+
+async def test_awake_again_it_samples_as_before_and_a_new_version_is_read_back(engine):
+    url = await engine.ready(0)
+    before = (await generate(url, "before", 8))[1]["output_ids"]
+    await engine.operate("offload")
+    url = await engine.ready(0)
+    assert (await generate(url, "after", 8))[1]["output_ids"] == before
+    await engine.operate("offload")
+    outcome = await engine.operate("onload", 1)
+    digest = expected_digest(engine.folder / "version-1", "float32")
+    assert (outcome.report.weight_version, outcome.report.weights_digest) == (1, digest)
+    answer = (await generate(url, "newer", 8))[1]
+    assert answer["meta_info"]["weight_version"] == "1"
+    assert answer["output_ids"] != before
+
+
+async def test_weights_are_loaded_behind_a_closed_gate_while_requests_end(engine):
+    url = await engine.ready(0)
+    (task,) = await running(engine, url, "old-weights")
+    outcome = await engine.operate("load_weights", 1)
+    assert outcome.report.state is ReplicaState.READY
+    answer = (await task)[1]["meta_info"]
+    assert answer["finish_reason"]["type"] == "abort"
+    assert answer["weight_version"] == "0"
+    assert (await generate(url, "new-weights"))[1]["meta_info"]["weight_version"] == "1"
+
+
+async def test_onloaded_closed_it_answers_nobody_until_it_is_opened(engine):
+    url = await engine.ready(0)
+    outcome = await engine.operate("onload", 1, open_admission=False)
+    assert outcome.report.state is ReplicaState.ONLOADING
+    assert (await generate(url, "early"))[0] == 503
+    assert (await generate(await engine.ready(1), "now"))[0] == 200
+
+
+async def test_a_late_operation_of_an_earlier_grant_changes_nothing(engine):
+    await engine.ready(0)
+    stale = FenceToken(counter=engine.counter - 1, grant_id=f"grant-{engine.counter - 1}")
+    rival = FenceToken(counter=engine.counter, grant_id="rival")
+    for token in (stale, rival):
+        for kind in ("offload", "load_weights", "stop", "onload"):
+            outcome = await engine.actor.operate(
+                kind,
+                EngineOperation(
+                    group=engine.spec,
+                    operation_id=f"late-{kind}-{token}",
+                    fence=token,
+                    weights=engine.weights(1),
+                ),
+            )
+            assert outcome.stale is not None
+            assert outcome.stale.counter == engine.counter
+            assert outcome.evidence is None
+    report = await engine.actor.probe()
+    assert (report.state, report.weight_version) == (ReplicaState.READY, 0)
+
+
+async def test_the_server_itself_refuses_an_earlier_token(engine):
+    await engine.ready(0)
+    control = await engine.control()
+    stale = FenceToken(counter=0, grant_id="z")
+    for call in (
+        control.open(stale),
+        control.close(stale),
+        control.release(RESIDENT_TAGS, stale, 10),
+        control.load(engine.folder / "version-1", 1, stale, 10),
+    ):
+        with pytest.raises(PermanentError, match="stale"):
+            await call
+    assert (await control.status())["ready"] is True
+    assert await control.weight_version() == 0
+
+
+async def test_the_same_operation_id_is_carried_out_once(engine):
+    await engine.ready(0)
+    first = await engine.operate("offload", operation_id="once")
+    again = await engine.operate("offload", operation_id="once")
+    await engine.ready(0)
+    late = await engine.operate("offload", operation_id="once")
+    assert first == again == late
+    assert (await engine.actor.probe()).state is ReplicaState.READY
+
+
+async def test_weights_that_are_not_those_of_the_files_are_never_called_current(engine):
+    await engine.ready(0)
+    control = await engine.control()
+    token = FenceToken(counter=engine.counter, grant_id=f"grant-{engine.counter}")
+    # Somebody loads other weights under the label that is expected.
+    await control.load(engine.folder / "version-1", 0, token, 30)
+    report = await engine.actor.read_weights()
+    assert report.state is ReplicaState.FAILED
+    assert "digest" in (report.error or "")
+    outcome = await engine.operate("load_weights", 1)
+    assert (outcome.report.state, outcome.report.error) == (ReplicaState.READY, None)
+
+
+async def test_a_load_that_cannot_be_done_fails_the_replica_which_then_lets_go_by_ending(engine):
+    await engine.ready(0)
+    missing = engine.weights(0).model_copy(update={"version": 9, "uri": "/nowhere/version-9"})
+    outcome = await engine.operate("load_weights", weights=missing)
+    assert outcome.report.state is ReplicaState.FAILED
+    assert "version-9" in (outcome.report.error or "")
+    outcome = await engine.operate("offload")
+    assert outcome.report.state is ReplicaState.SLEEPING
+    assert outcome.evidence is not None
+    assert outcome.evidence.proof == "process_gone"
+
+
+async def test_a_server_that_died_is_noticed_and_released_by_proof_and_its_successor_is_another(
+    engine,
+):
+    await engine.ready(1)
+    first = await engine.actor.describe()
+    os.kill(first.pids[0], signal.SIGKILL)
+    report = await engine.actor.probe()
+    while report.state is not ReplicaState.FAILED:
+        report = await engine.actor.probe()
+    assert (report.state, report.base_url) == (ReplicaState.FAILED, None)
+    outcome = await engine.operate("offload")
+    assert outcome.evidence is not None
+    assert outcome.evidence.proof == "process_gone"
+    assert [pid for pid in first.pids if _proc.process(pid) is not None] == []
+    await engine.ready(1)
+    assert (await engine.actor.describe()).incarnation != first.incarnation
+
+
+async def test_an_actor_made_again_finds_the_engine_of_the_last_one_and_proves_it_gone(engine):
+    await engine.ready(1)
+    before = await engine.actor.describe()
+    last, engine.actor = engine.actor, EngineActor(engine.spec, 0)
+    report = await engine.actor.probe()
+    assert report.state is ReplicaState.FAILED
+    assert report.incarnation == before.incarnation
+    late = FenceToken(counter=engine.counter - 1, grant_id="g")
+    assert (await engine.operate("offload", fence=late)).stale is not None
+    outcome = await engine.operate("offload")
+    assert outcome.evidence is not None
+    assert outcome.evidence.proof == "process_gone"
+    assert [pid for pid in before.pids if _proc.process(pid) is not None] == []
+    assert (await last.probe()).state is ReplicaState.FAILED
+
+
+async def test_offload_by_restart_leaves_no_process_and_onload_starts_another(engine):
+    memory_saver, engine.spec = engine.spec, engine.spec.model_copy(update={"offload": "restart"})
+    try:
+        url = await engine.ready(0)
+        first = await engine.actor.describe()
+        (task,) = await running(engine, url, "at-the-end")
+        outcome = await engine.operate("offload")
+        assert outcome.report.state is ReplicaState.SLEEPING
+        assert outcome.evidence is not None
+        assert outcome.evidence.proof == "process_gone"
+        assert [pid for pid in first.pids if _proc.process(pid) is not None] == []
+        assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
+        await engine.ready(1)
+        second = await engine.actor.describe()
+        assert second.incarnation not in (None, first.incarnation)
+        assert (await engine.actor.probe()).weight_version == 1
+    finally:
+        engine.spec = memory_saver
+
+
+async def test_a_launch_that_fails_tells_the_engine_s_last_words_and_leaves_nothing(engine):
+    await engine.operate("stop")
+    engine.spec = engine.spec.model_copy(update={"server_args": {"context-length": "many"}})
+    try:
+        outcome = await engine.operate("onload", 0)
+    finally:
+        engine.spec = engine.spec.model_copy(update={"server_args": {}})
+    assert outcome.report.state is ReplicaState.DEAD
+    assert "'many'" in (outcome.report.error or "")
+    assert HolderFiles(engine.spec, 0).holder() is None
+
+
+async def test_a_server_that_would_listen_beside_its_fence_refuses_to_start(engine):
+    await engine.operate("stop")
+    engine.spec = engine.spec.model_copy(update={"server_args": {"tokenizer-worker-num": 2}})
+    try:
+        outcome = await engine.operate("onload", 0)
+    finally:
+        engine.spec = engine.spec.model_copy(update={"server_args": {}})
+    assert outcome.report.state is ReplicaState.DEAD
+    assert "the fence does not cover" in (outcome.report.error or "")
