@@ -58,21 +58,23 @@ async def serve_gateway(
     served = tuple(Role(role) for role in roles)
     intake = RegistryIntake()
     public_app = create_gateway_app(intake, roles=served, timeout=timeout)
-    public = _listen_tcp(host, port)
-    control = _listen_unix(control_socket)
     servers = [make_server(public_app), make_server(create_control_app(intake))]
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, servers)
-    pulls = [asyncio.create_task(_pull(intake, role, pull)) for role in served] if pull else []
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        public = stack.enter_context(_listen_tcp(host, port))
+        control = stack.enter_context(_listen_unix(control_socket))
+        stack.enter_context(_stopped_by_signal(servers))
+        if pull is not None:
+            for role in served:
+                pulling = asyncio.create_task(_pull(intake, role, pull))
+                stack.push_async_callback(_cancel, pulling)
         await asyncio.gather(
             servers[0].serve(sockets=[public]), servers[1].serve(sockets=[control])
         )
-    finally:
-        for task in pulls:
-            task.cancel()
-        await asyncio.gather(*pulls, return_exceptions=True)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _pull(intake: RegistryIntake, role: Role, pull: Pull) -> None:
@@ -124,9 +126,22 @@ def make_server(app: App) -> _Server:
     )
 
 
-def _stop(servers: Iterable[_Server]) -> None:
-    for server in servers:
-        server.should_exit = True
+@contextlib.contextmanager
+def _stopped_by_signal(servers: Iterable[_Server]) -> Generator[None, None, None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+        for server in servers:
+            server.should_exit = True
+
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
@@ -146,7 +161,6 @@ def _listen_unix(path: Path) -> socket.socket:
             cure="Choose a shorter folder.",
         )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise PermanentError(
@@ -154,6 +168,7 @@ def _listen_unix(path: Path) -> socket.socket:
                 cure="End it first, or give this one another --control-socket.",
             )
     path.unlink(missing_ok=True)  # left by a gateway that was killed
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     path.chmod(0o600)
     listener.listen(64)
