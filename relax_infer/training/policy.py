@@ -48,9 +48,9 @@ class PolicyTrainer:
         return self._current if self._current is not None else read_ledger(self.spec.run)
 
     @property
-    def device_type(self) -> str:
-        """``cpu`` or ``cuda``; ``cpu`` before the first onload."""
-        return "cpu" if self._device is None else self._device.type
+    def touched_device(self) -> bool:
+        """Whether this process has been on the device, resident or not."""
+        return self._device is not None
 
     def onload(self) -> None:
         """Parameters, gradients and optimizer on the device: built and loaded the first time, from
@@ -74,22 +74,30 @@ class PolicyTrainer:
         self.resident = False
 
     def memory_in_use(self) -> int | None:
-        """Bytes in use on the whole device as the driver counts them; None on a CPU."""
-        if self.device_type != "cuda":
+        """Bytes in use on the whole device as the driver counts them; None on a CPU and
+        before the first onload."""
+        if self._device is None or self._device.type != "cuda":
             return None
         import torch
 
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 
-    def recorded(self, step: int) -> TrainResult | None:
+    def recorded(self, step: int, digest: str) -> TrainResult | None:
         """The step's ledger entry, marked as repeated; None if the step is the next to train.
 
         Raises:
-            PermanentError: the step is neither in the ledger nor the next one.
+            PermanentError: the step is neither in the ledger nor the next one, or was trained on
+                rows of another digest.
         """
         ledger = self.ledger
         if (entry := ledger.entry(step)) is not None:
+            if entry.digest != digest:
+                raise PermanentError(
+                    f"Step {step} of run {self.spec.run.run} was trained on rows of digest"
+                    f" {entry.digest}, now it is asked for {digest}.",
+                    cure="A step is trained once; was the run's id used before?",
+                )
             return entry.result.model_copy(update={"repeated": True})
         if step != ledger.step + 1:
             raise PermanentError(
@@ -106,16 +114,19 @@ class PolicyTrainer:
             PermanentError: not the next step, not resident, nothing to train on, or the update
                 broke down (the checkpoint before it stays the truth).
         """
-        if (known := self.recorded(step)) is not None:
+        rows_were = rows_digest(rows)
+        if (known := self.recorded(step, rows_were)) is not None:
             return known
         if not self.resident:
             raise PermanentError(f"Step {step}: the trainer is not resident; onload it first.")
         if self._spoilt:
             self._load()
-        self._spoilt = True  # until the step is durable
+        ledger = self.ledger
+        # Until the step is durable the disk alone says what is true, of weights and ledger.
+        self._current, self._spoilt = None, True
         result = self._train(step, rows)
-        entry = LedgerEntry(result=result, partition=partition, digest=rows_digest(rows))
-        ledger = self.ledger.with_entry(entry)
+        entry = LedgerEntry(result=result, partition=partition, digest=rows_were)
+        ledger = ledger.with_entry(entry)
         self._checkpoints.commit(step, ledger, self.spec.keep_checkpoints)
         self._current, self._spoilt = ledger, False
         self._moment("committed")
@@ -126,21 +137,27 @@ class PolicyTrainer:
         if self._learner is not None:
             from relax_infer.training.parallel import stop_parallel
 
-            self._learner = None
+            self._learner, self.resident = None, False
             stop_parallel()
 
     def _build(self) -> None:
-        from relax_infer.training.parallel import choose_device, start_parallel
+        from relax_infer.training.parallel import choose_device, start_parallel, stop_parallel
 
         device = self._device = choose_device(self.spec.device, self._gpu())
-        start_parallel(device)
-        from relax_infer.training.model import build_model, read_shape
-        from relax_infer.training.update import Learner
+        try:
+            start_parallel(device)
+            # Megatron may be imported from here on.
+            from relax_infer.training.model import build_model, read_shape
+            from relax_infer.training.update import Learner
 
-        self._shape = read_shape(Path(self.spec.model_path))
-        model = build_model(self._shape).to(device)
-        self._learner = Learner(model, self.spec, device)
-        self._load()
+            self._shape = read_shape(Path(self.spec.model_path))
+            model = build_model(self._shape).to(device)
+            self._learner = Learner(model, self.spec, device)
+            self._load()
+        except BaseException:
+            self._learner = None
+            stop_parallel()
+            raise
 
     def _gpu(self) -> int:
         """Ray shows an actor with a share of a GPU that GPU alone; one without a share, all."""
@@ -154,10 +171,11 @@ class PolicyTrainer:
         learner, latest = self._learner, self._checkpoints.latest()
         tensors = read_tensors(Path(self.spec.model_path))
         self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-        load_weights(learner.model, self._shape, tensors)
-        learner.optimizer.reload_model_params()
         if latest is not None:
             checkpoint.load(latest, learner.model, learner.optimizer)
+        else:
+            load_weights(learner.model, self._shape, tensors)
+            learner.forget()
         self._current, self._spoilt = read_ledger(self.spec.run), False
 
     def _train(self, step: int, rows: PublishedRows) -> TrainResult:

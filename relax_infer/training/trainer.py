@@ -23,7 +23,7 @@ from relax_infer.contracts.training import (
 )
 from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
-from relax_infer.training.residence import Residence, ResidenceFile, check_gone
+from relax_infer.training.residence import TrainerFiles, check_gone
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
 T = TypeVar("T")
@@ -43,11 +43,9 @@ class TrainerActor:
         read: Callable[[str], Awaitable[PublishedRows]] | None = None,
     ) -> None:
         """``read`` gives the rows of a partition; None: TransferQueue."""
-        self._file = ResidenceFile(spec, rank)
-        found = self._file.read()
-        self._earlier: Residence | None = found
-        self._resident_under = found.resident_under if found else None
-        self._fence = FenceMemory(found.fence if found else None)
+        self._files = TrainerFiles(spec, rank)
+        self._earlier = self._files.residence()
+        self._fence = FenceMemory(self._files.fence())
         self._policy = PolicyTrainer(spec, rank)
         self._holder = f"trainer/rank-{rank}"
         self._read = read or _read_partition
@@ -119,7 +117,7 @@ class TrainerActor:
 
     async def _train(self, request: TrainRequest) -> TrainResult:
         async with self._turn:
-            known = await asyncio.to_thread(self._policy.recorded, request.step)
+            known = await asyncio.to_thread(self._policy.recorded, request.step, request.digest)
             if known is not None:
                 return known
             await self._check_grant(request)
@@ -143,9 +141,7 @@ class TrainerActor:
         if self._policy.resident:
             return
         if self._earlier is None or self._earlier.resident_under != seen:
-            raise PermanentError(
-                f"Step {request.step}: the trainer was offloaded; onload it first."
-            )
+            raise PermanentError(f"Step {request.step}: the trainer is offloaded; onload it first.")
         # The process that was onloaded under this very grant died; the grant is still ours.
         check_gone(self._earlier)
         await self._make_resident(seen)
@@ -156,26 +152,26 @@ class TrainerActor:
         known = self._fence.seen
         self._fence.admit(token)
         if token != known:
-            self._file.write(fence=token, resident_under=self._resident_under)
+            self._files.write_fence(token)
 
     async def _make_resident(self, token: FenceToken) -> None:
-        self._resident_under = token
-        self._file.write(fence=token, resident_under=token)
+        self._files.write_residence(token)
         await self._in_thread(self._policy.onload)
         self._earlier = None
 
     async def _release(self, token: FenceToken) -> ReleaseEvidence:
         """Let go, and say why it is believed: on CUDA by the memory that came free, on a CPU, which
-        frees nothing, simulated; for a process that died while it held the device, by its end."""
-        died = self._earlier is not None and self._earlier.resident_under is not None
+        frees nothing, simulated; where this process never touched the device, because whatever
+        process did is gone."""
+        touched = self._policy.touched_device
         before = await self._in_thread(self._policy.memory_in_use)
         await self._in_thread(self._policy.offload)
         after = await self._in_thread(self._policy.memory_in_use)
-        self._resident_under = self._earlier = None
-        self._file.write(fence=token, resident_under=None)
+        self._earlier = None
+        self._files.write_residence(None)
         return ReleaseEvidence(
             holder=self._holder,
-            proof="process_gone" if died else "simulated" if after is None else "memory",
+            proof="process_gone" if not touched else "simulated" if after is None else "memory",
             tags=TRAINER_TAGS,
             fence=token,
             at=time.time(),

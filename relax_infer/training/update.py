@@ -107,6 +107,12 @@ class Learner:
             tokens=int(tokens),
         )
 
+    def forget(self) -> None:
+        """The optimizer is as new; the weights were set from elsewhere."""
+        for each in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            each.optimizer.state.clear()
+        self.optimizer.reload_model_params()
+
     def to_host(self) -> None:
         """Parameters, gradients and optimizer state leave the device."""
         self._parallel.offload_grad_buffers()
