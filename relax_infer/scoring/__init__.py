@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from relax_infer.scoring.metrics import batch_metrics, export_samples
     from relax_infer.scoring.rewards import RewardAdapter, get_reward, register_reward
     from relax_infer.scoring.teacher import score_with_teacher
-    from relax_infer.scoring.write_back import validate_scores, write_back
+    from relax_infer.scoring.assembly import validate_scores, write_back
 
 _HOME = {
     "RewardAdapter": "rewards",
@@ -18,8 +18,8 @@ _HOME = {
     "register_reward": "rewards",
     "score_with_genrm": "genrm",
     "score_with_teacher": "teacher",
-    "validate_scores": "write_back",
-    "write_back": "write_back",
+    "validate_scores": "assembly",
+    "write_back": "assembly",
 }
 
 __all__ = [

@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 import pytest
@@ -22,10 +23,14 @@ async def test_every_prompt_makes_a_group_of_whole_samples(
     assert len(set(upstream.asked)) == 8
 
 
-async def test_no_more_requests_are_in_flight_than_the_recipe_says(
+async def test_as_many_requests_are_in_flight_as_the_recipe_says_and_no_more(
     phase: dict[str, Any], upstream: Upstream
 ):
-    await generate(**phase, router_url=upstream.url)
+    upstream.hold.clear()
+    asking = asyncio.create_task(generate(**phase, router_url=upstream.url))
+    await asyncio.wait_for(upstream.reached(2), 10)
+    upstream.hold.set()
+    await asking
     assert upstream.most_in_flight == 2
 
 

@@ -30,6 +30,12 @@ class Upstream:
         self.in_flight = 0
         self.most_in_flight = 0
         self.url = ""
+        self._changed = asyncio.Condition()
+
+    async def reached(self, in_flight: int) -> None:
+        """Wait until that many requests are in flight."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.in_flight >= in_flight)
 
     async def answer(self, request: web.Request) -> web.Response:
         payload = await request.json()
@@ -37,6 +43,8 @@ class Upstream:
         self.payloads.append(payload)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        async with self._changed:
+            self._changed.notify_all()
         try:
             await self.hold.wait()
         finally:

@@ -20,7 +20,7 @@ from relax_infer.scoring import (
 )
 from tests.samples.upstream import Upstream
 
-YES, NO, EOS, COLON = [22, 1], [21, 1], 1, [17, 1]
+YES, NO, EOS, COLON = [21, 1], [22, 1], 1, [17, 1]
 
 
 async def staged(phase: dict[str, Any], upstream: Upstream) -> StagedRef:
