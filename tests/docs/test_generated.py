@@ -1,0 +1,22 @@
+"""Pages that are made from the code are what the code says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relax_infer.config import reference
+from relax_infer.machines import diagrams
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "target"),
+    [
+        ("state-machines.md", diagrams.page, "diagrams"),
+        ("recipe.md", reference.page, "reference"),
+    ],
+)
+def test_a_generated_page_is_current(name: str, page: Callable[[], str], target: str):
+    assert (DOCS / name).read_text() == page(), f"run `make {target}`"
