@@ -8,6 +8,7 @@ import inspect
 import sys
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from relax_infer.machines import ALL, Machine
 
@@ -25,12 +26,9 @@ def page() -> str:
     return "\n".join([_HEAD, *(_section(machine) for machine in ALL)])
 
 
-def _section(machine: Machine[StrEnum, StrEnum]) -> str:  # type: ignore[type-var]
-    parts = [
-        f"## {machine.name}\n",
-        "```mermaid\nstateDiagram-v2",
-        f"    [*] --> {machine.initial}",
-    ]
+def _section(machine: Machine[Any, Any]) -> str:
+    parts = [f"## {machine.name}\n", "```mermaid", "stateDiagram-v2"]
+    parts.append(f"    [*] --> {machine.initial}")
     joined: dict[tuple[str, str], list[str]] = {}
     for (source, event), target in machine.transitions.items():
         joined.setdefault((source, target), []).append(event)
