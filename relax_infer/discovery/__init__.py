@@ -4,6 +4,9 @@ Schema, registry and resolver are pure; the client (which does HTTP) is imported
 that workflows can use the rest.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from relax_infer.discovery.registry import InferenceRegistry
 from relax_infer.discovery.resolver import InferenceRoutingError, RouteResolver, RouteTarget
 from relax_infer.discovery.schema import (
@@ -19,8 +22,16 @@ from relax_infer.discovery.schema import (
     WeightSource,
 )
 
+if TYPE_CHECKING:
+    from relax_infer.discovery.client import (
+        InferenceClient,
+        close_loop_inference_clients,
+        generate_with_discovery,
+    )
+
 __all__ = [
     "SCHEMA_VERSION",
+    "InferenceClient",
     "InferenceRegistry",
     "InferenceRoutingError",
     "ModelSnapshot",
@@ -34,4 +45,12 @@ __all__ = [
     "RoutingSpec",
     "State",
     "WeightSource",
+    "close_loop_inference_clients",
+    "generate_with_discovery",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.client"), name)

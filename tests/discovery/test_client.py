@@ -1,0 +1,295 @@
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from relax_infer.discovery import (
+    InferenceClient,
+    InferenceRoutingError,
+    close_loop_inference_clients,
+    generate_with_discovery,
+)
+from relax_infer.discovery.client import endpoint_url
+from tests.gateway.fakes import Engine, engine, gateway, registry, until
+
+PAYLOAD = {"text": "x", "model": "m", "route_key": "k", "n": 1}
+
+
+async def echo(request: web.Request, payload: dict[str, Any]) -> web.Response:
+    return web.json_response({"text": "ok"})
+
+
+class Provider:
+    """A role's document that tests change under the client, and how often it was read."""
+
+    def __init__(self, *engines: Engine, **changes: Any) -> None:
+        self.document: Any = registry("genrm", *(e.url for e in engines), **changes)
+        self.reads = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        self.reads += 1
+        if isinstance(self.document, Exception):
+            raise self.document
+        return self.document
+
+
+def sent(upstream: Engine) -> dict[str, Any]:
+    return json.loads(upstream.posts[-1][1])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"discovery_url": "http://h", "snapshot_provider": Provider()},
+        {"discovery_url": "file://h"},
+        {"discovery_url": "http://h", "gateway_url": "h"},
+        *({"discovery_url": "http://h", "timeout": t} for t in (0, -1, float("inf"), True, "1")),
+        *({"discovery_url": "http://h", "cache_ttl": t} for t in (-1, None, True)),
+        *({"discovery_url": "http://h", "max_connections": n} for n in (0, -1, True, 1.5, None)),
+    ],
+)
+async def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        InferenceClient(**wrong)
+
+
+@pytest.mark.parametrize(
+    "path", ["x", "", "//host/x", "/x?q=1", "/x#f", "http://h/x", "/a b", "/x?", "/\\x"]
+)
+def test_a_path_cannot_lead_elsewhere(path: str) -> None:
+    with pytest.raises(ValueError, match="path"):
+        endpoint_url("http://h/teacher/", path)
+    assert endpoint_url("http://h/teacher/", "/engines") == "http://h/teacher/engines"
+
+
+async def test_a_direct_request_drops_both_selectors_and_leaves_the_payload_alone() -> None:
+    async with engine(echo) as upstream:
+        provider, given = Provider(upstream), dict(PAYLOAD)
+        async with InferenceClient(snapshot_provider=provider) as client:
+            assert await client.generate(given, affinity_key="g") == {"text": "ok"}
+            assert sent(upstream) == {"text": "x", "n": 1}
+            assert upstream.posts[0][0]["X-SMG-Routing-Key"] == "g"
+            await client.generate(given, affinity_key="g", headers={"x-smg-routing-key": "own"})
+            assert upstream.posts[1][0].getall("X-SMG-Routing-Key") == ["own"]
+        assert given == PAYLOAD
+        assert provider.reads == 1
+
+
+async def test_through_a_gateway_the_resolved_model_is_named() -> None:
+    async with engine(echo) as direct, engine(echo) as front:
+        provider = Provider(direct)
+        async with InferenceClient(
+            snapshot_provider=provider, gateway_url=front.url + "/"
+        ) as client:
+            await client.generate({"text": "x", "route_key": "k"})
+            assert sent(front) == {"text": "x", "model": "m"}
+            await client.generate({"text": "x"}, model="alias")
+            assert sent(front) == {"text": "x", "model": "m"}
+        assert direct.posts == []
+
+
+async def test_chat_names_what_the_backend_itself_answers_to() -> None:
+    async with engine(echo) as upstream:
+        provider = Provider(upstream, served_model_name="served")
+        async with InferenceClient(snapshot_provider=provider) as client:
+            await client.chat({"messages": []}, model="m")
+            assert sent(upstream) == {"messages": [], "model": "served"}
+        async with InferenceClient(snapshot_provider=Provider(upstream)) as client:
+            with pytest.raises(InferenceRoutingError, match="served model name") as caught:
+                await client.chat({"messages": []}, model="m")
+        assert caught.value.status_code == 503
+        assert len(upstream.posts) == 1
+
+
+async def test_a_sleeping_model_costs_two_reads_and_no_request() -> None:
+    async with engine(echo) as upstream:
+        provider = Provider(upstream, state="SLEEPING")
+        async with InferenceClient(snapshot_provider=provider) as client:
+            with pytest.raises(InferenceRoutingError) as caught:
+                await client.generate({"text": "x"})
+        assert (caught.value.status_code, provider.reads, upstream.posts) == (503, 2, [])
+
+
+async def test_a_model_that_woke_up_is_found_by_the_second_read() -> None:
+    async with engine(echo) as upstream:
+        provider = Provider(upstream, state="SLEEPING")
+        async with InferenceClient(snapshot_provider=provider, cache_ttl=60) as client:
+            await client.snapshot()
+            provider.document = registry("genrm", upstream.url)
+            assert await client.generate({"text": "x"}) == {"text": "ok"}
+        assert provider.reads == 2
+
+
+async def test_a_bad_request_is_raised_at_once() -> None:
+    async with engine(echo) as upstream:
+        provider = Provider(upstream)
+        async with InferenceClient(snapshot_provider=provider) as client:
+            with pytest.raises(InferenceRoutingError) as caught:
+                await client.generate({"text": "x"}, model="nobody")
+        assert (caught.value.status_code, provider.reads, upstream.posts) == (400, 1, [])
+
+
+async def test_the_cache_expires_and_a_failing_discovery_leaves_nothing_behind() -> None:
+    now = 0.0
+    provider = Provider()
+    async with InferenceClient(
+        snapshot_provider=provider, cache_ttl=1.0, clock=lambda: now
+    ) as client:
+        first = await client.snapshot()
+        first["models"].clear()
+        now = 0.9
+        assert (await client.snapshot())["models"].keys() == {"m"}
+        assert provider.reads == 1
+        now, good = 1.0, provider.document
+        provider.document = RuntimeError("down")
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="down"):
+                await client.snapshot()
+        provider.document = good
+        await client.snapshot()
+        assert provider.reads == 4
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+async def test_an_error_status_is_raised_never_replayed_and_forgets_discovery(status: int) -> None:
+    async def refuse(request: web.Request, payload: dict[str, Any]) -> web.Response:
+        return web.json_response({"detail": "no"}, status=status, headers={"Retry-After": "5"})
+
+    async with engine(refuse) as first, engine(refuse) as second:
+        provider = Provider(first, second)
+        async with InferenceClient(snapshot_provider=provider, cache_ttl=60) as client:
+            with pytest.raises(aiohttp.ClientResponseError) as caught:
+                await client.generate({"text": "x"})
+            assert caught.value.status == status
+            assert caught.value.headers is not None
+            assert caught.value.headers["Retry-After"] == "5"
+            assert (len(first.posts), len(second.posts)) == (1, 0)
+            await client.snapshot()
+        assert provider.reads == 2
+
+
+async def test_a_backend_that_hangs_up_is_not_asked_again() -> None:
+    async def hang_up(request: web.Request, payload: dict[str, Any]) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with engine(hang_up) as first, engine(echo) as second:
+        provider = Provider(first, second)
+        async with InferenceClient(snapshot_provider=provider, cache_ttl=60) as client:
+            with pytest.raises(aiohttp.ClientError):
+                await client.generate({"text": "x"})
+            assert (len(first.posts), len(second.posts)) == (1, 0)
+            await client.snapshot()
+        assert provider.reads == 2
+
+
+async def never(request: web.Request, payload: dict[str, Any]) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+async def test_the_deadline_covers_discovery_and_request_and_hangs_up() -> None:
+    async def slow() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async with InferenceClient(snapshot_provider=slow, timeout=0.1) as client:
+        with pytest.raises(TimeoutError):
+            await client.generate({"text": "x"})
+    async with engine(never) as upstream:
+        provider = Provider(upstream)
+        async with InferenceClient(snapshot_provider=provider, timeout=0.2, cache_ttl=60) as client:
+            with pytest.raises(TimeoutError):
+                await client.generate({"text": "x", "rid": "r"})
+            await until(lambda: upstream.closed == ["r"])
+            await client.snapshot()
+        assert (len(upstream.posts), provider.reads) == (1, 2)
+
+
+async def chunks(request: web.Request, payload: dict[str, Any]) -> web.StreamResponse:
+    answer = web.StreamResponse()
+    answer.enable_chunked_encoding()
+    await answer.prepare(request)
+    await answer.write(b"data: 1\r\n\r\n")
+    if payload.get("hang"):
+        await asyncio.Event().wait()
+    await answer.write(b"data: [DONE]\r\n\r\n")
+    return answer
+
+
+async def test_a_stream_is_untouched_and_ends_at_the_deadline() -> None:
+    async with engine(chunks) as upstream:
+        provider = Provider(upstream)
+        async with InferenceClient(snapshot_provider=provider, timeout=0.5, cache_ttl=60) as client:
+            whole = b"".join([c async for c in client.stream("/generate", {"stream": True})])
+            assert whole == b"data: 1\r\n\r\ndata: [DONE]\r\n\r\n"
+            assert provider.reads == 1
+            received: list[bytes] = []
+
+            async def receive() -> None:
+                async for chunk in client.stream("/generate", {"hang": True, "rid": "r"}):
+                    received.append(chunk)  # noqa: PERF401
+
+            with pytest.raises(TimeoutError):
+                await receive()
+            assert received == [b"data: 1\r\n\r\n"]
+            await until(lambda: upstream.closed == ["r"])
+            await client.snapshot()
+        assert (len(upstream.posts), provider.reads) == (2, 2)
+
+
+async def test_a_stream_that_is_given_up_hangs_up() -> None:
+    async with (
+        engine(chunks) as upstream,
+        InferenceClient(snapshot_provider=Provider(upstream)) as client,
+    ):
+        stream = client.stream("/generate", {"hang": True, "rid": "r"})
+        assert await anext(stream) == b"data: 1\r\n\r\n"
+        await stream.aclose()
+        await until(lambda: upstream.closed == ["r"])
+
+
+async def test_discovery_over_http_keeps_the_roles_prefix_and_one_client_serves_the_loop() -> None:
+    async with gateway() as front, engine(echo) as upstream:
+        front.publish("teacher", upstream.url)
+        url = f"{front.url}/teacher/"
+        for _ in range(3):
+            answer = await generate_with_discovery(
+                url, {"text": "x"}, model="m", headers={"x-smg-ROUTING-key": "g"}
+            )
+            assert answer == {"text": "ok"}
+        assert len(upstream.posts) == 3
+        assert upstream.posts[0][0]["X-SMG-Routing-Key"] == "g"
+        await close_loop_inference_clients()
+        await close_loop_inference_clients()
+
+
+async def test_discovery_that_is_not_there_is_raised() -> None:
+    async with gateway() as front:
+        async with InferenceClient(discovery_url=f"{front.url}/teacher") as client:
+            with pytest.raises(aiohttp.ClientResponseError) as caught:
+                await client.generate({"text": "x"})
+        assert caught.value.status == 503
+
+
+async def test_as_many_requests_are_in_flight_as_connections_were_asked_for() -> None:
+    everyone, count = asyncio.Event(), 120
+
+    async def wait_for_all(request: web.Request, payload: dict[str, Any]) -> web.Response:
+        if len(upstream.posts) == count:
+            everyone.set()
+        await everyone.wait()
+        return web.json_response({})
+
+    async with (
+        engine(wait_for_all) as upstream,
+        InferenceClient(snapshot_provider=Provider(upstream), max_connections=count) as client,
+    ):
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(client.generate({"text": str(n)}) for n in range(count)))
+    assert len(upstream.posts) == count
