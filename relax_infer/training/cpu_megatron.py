@@ -13,26 +13,26 @@ The mode belongs to the thread that called :func:`enable`: build and run Megatro
 
 import logging
 import os
+import threading
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 _CPU = torch.device("cpu")
-_mode: TorchFunctionMode | None = None
+_entered = threading.local()
 
 
 def enable() -> None:
-    """Once per process, before anything of Megatron is imported. Idempotent."""
-    global _mode
-    if torch.cuda.is_available() or _mode is not None:
+    """Once per thread, before it imports or builds anything of Megatron. Idempotent."""
+    if torch.cuda.is_available() or hasattr(_entered, "mode"):
         return
     # Megatron decorates with torch.compile, which needs a C++ compiler and minutes.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     _answer_for_devices()
     _answer_for_random_state()
-    _mode = _CudaMeansCpu()
-    _mode.__enter__()
+    _entered.mode = _CudaMeansCpu()
+    _entered.mode.__enter__()
 
 
 class _CudaMeansCpu(TorchFunctionMode):

@@ -252,8 +252,8 @@ def with_advantages(batch: Any, rows: PublishedRows, spec: TrainerSpec) -> Any:
         )
     sample_advantages = None
     if spec.use_reward:
-        rewards = torch.from_numpy(rows.scalar("reward")).to(torch.float32)
-        groups = torch.from_numpy(rows.scalar("group"))
+        rewards = torch.tensor(rows.scalar("reward"), dtype=torch.float32)
+        groups = torch.tensor(rows.scalar("group"))
         sample_advantages = group_advantages(rewards, groups, spec.advantage_eps)
     advantages = token_advantages(
         rollout_log_probs=batch.rollout_log_probs,

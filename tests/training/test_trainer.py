@@ -1,0 +1,255 @@
+"""The trainer's actor without Ray: fences, operation ids, evidence, what an earlier one left."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from relax_infer.contracts.engines import TRAINER_TAGS, OffloadCheck
+from relax_infer.contracts.failures import PermanentError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken, StaleFence
+from relax_infer.contracts.training import TrainerSpec, TrainRequest
+from relax_infer.engines import check_evidence
+from relax_infer.training.residence import Residence, TrainerFiles
+from relax_infer.training.trainer import TrainerActor
+from relax_infer.transfer import PublishedRows, rows_digest, rows_of_table
+from tests.training.conftest import operation
+from tests.transfer.tables import scored_table
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Make = Callable[[], Awaitable[TrainerActor]]
+
+
+class Partitions:
+    """Stands for TransferQueue: the rows of each step, and how often they were read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def rows(self, step: int) -> PublishedRows:
+        return rows_of_table(scored_table(groups=6, samples=4, seed=step))
+
+    async def read(self, partition: str) -> PublishedRows:
+        self.reads += 1
+        return self.rows(int(partition.rpartition("_")[2]))
+
+    def request(self, spec: TrainerSpec, step: int, counter: int = 1) -> TrainRequest:
+        rows = self.rows(step)
+        return TrainRequest(
+            trainer=spec,
+            fence=FenceToken(counter=counter, grant_id="grant"),
+            step=step,
+            partition=f"run/train_{step}",
+            keys=len(rows),
+            digest=rows_digest(rows),
+        )
+
+
+@pytest.fixture
+def partitions() -> Partitions:
+    return Partitions()
+
+
+@pytest.fixture
+async def actor(
+    spec: TrainerSpec, partitions: Partitions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Make]:
+    """Makes the rank's actor, again and again as after the death of the last one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made: list[TrainerActor] = []
+
+    async def make() -> TrainerActor:
+        for earlier in made:
+            await earlier.close()
+        made.append(TrainerActor(spec, 0, partitions.read))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+async def test_making_it_touches_nothing(actor: Make) -> None:
+    status = await (await actor()).status()
+    assert (status.step, status.resident, status.fence) == (0, False, None)
+    assert status.actor_pid == os.getpid()
+
+
+async def test_it_is_resident_between_onload_and_offload_with_evidence(
+    spec: TrainerSpec, actor: Make
+) -> None:
+    trainer = await actor()
+    assert (await trainer.onload(operation(spec, "on"))).status.resident
+    report = await trainer.offload(operation(spec, "off"))
+    assert not report.status.resident
+    (evidence,) = report.evidence
+    assert (evidence.proof, evidence.tags) == ("simulated", TRAINER_TAGS)
+    check = OffloadCheck(
+        role="trainer", fence=evidence.fence, evidence=(), holders=("trainer/rank-0",)
+    )
+    assert check_evidence(check, report.evidence).holders == 1
+
+
+async def test_a_stale_token_is_refused_and_changes_nothing(spec: TrainerSpec, actor: Make) -> None:
+    trainer = await actor()
+    await trainer.onload(operation(spec, "new", counter=5))
+    for late in (operation(spec, "late", 4), operation(spec, "rival", 5, "another grant")):
+        with pytest.raises(StaleFence):
+            await trainer.offload(late)
+        with pytest.raises(StaleFence):
+            await trainer.onload(late)
+    assert (await trainer.status()).resident
+
+
+async def test_the_token_is_remembered_by_the_next_actor(spec: TrainerSpec, actor: Make) -> None:
+    await (await actor()).onload(operation(spec, "on", counter=5))
+    again = await actor()
+    assert (await again.status()).fence == FenceToken(counter=5, grant_id="grant")
+    with pytest.raises(StaleFence):
+        await again.onload(operation(spec, "late", counter=4))
+
+
+async def test_the_same_operation_joins_or_gets_its_report_whatever_came_after(
+    spec: TrainerSpec, actor: Make
+) -> None:
+    trainer = await actor()
+    on = operation(spec, "on", counter=1)
+    first, second = await asyncio.gather(trainer.onload(on), trainer.onload(on))
+    assert first is second
+    await trainer.offload(operation(spec, "off", counter=2))
+    assert await trainer.onload(on) is first
+    assert not (await trainer.status()).resident
+
+
+async def test_a_step_is_trained_once_however_often_it_is_asked(
+    spec: TrainerSpec, actor: Make, partitions: Partitions
+) -> None:
+    trainer = await actor()
+    await trainer.onload(operation(spec, "on"))
+    request = partitions.request(spec, 1)
+    first, second = await asyncio.gather(trainer.train(request), trainer.train(request))
+    assert first is second
+    assert not first.repeated
+    assert partitions.reads == 1
+    later = await trainer.train(request.model_copy(update={"fence": _token(0)}))
+    assert later == first.model_copy(update={"repeated": True})
+    assert partitions.reads == 1
+
+
+@pytest.mark.parametrize(
+    ("counter", "error", "told"),
+    [(0, StaleFence, "stale"), (2, PermanentError, "never onloaded under it")],
+)
+async def test_training_needs_the_grant_it_was_onloaded_under(
+    spec: TrainerSpec,
+    actor: Make,
+    partitions: Partitions,
+    counter: int,
+    error: type[Exception],
+    told: str,
+) -> None:
+    trainer = await actor()
+    await trainer.onload(operation(spec, "on"))
+    with pytest.raises(error, match=told):
+        await trainer.train(partitions.request(spec, 1, counter))
+    assert (await trainer.status()).step == 0
+
+
+async def test_training_needs_to_be_resident(
+    spec: TrainerSpec, actor: Make, partitions: Partitions
+) -> None:
+    trainer = await actor()
+    await trainer.onload(operation(spec, "on"))
+    await trainer.offload(operation(spec, "off"))
+    with pytest.raises(PermanentError, match="offloaded"):
+        await trainer.train(partitions.request(spec, 1))
+
+
+@pytest.mark.parametrize("change", [{"keys": 23}, {"digest": "0" * 64}])
+async def test_other_rows_than_were_committed_are_refused(
+    spec: TrainerSpec, actor: Make, partitions: Partitions, change: dict[str, object]
+) -> None:
+    trainer = await actor()
+    await trainer.onload(operation(spec, "on"))
+    with pytest.raises(PermanentError, match="was committed with"):
+        await trainer.train(partitions.request(spec, 1).model_copy(update=change))
+    assert (await trainer.status()).step == 0
+
+
+async def test_a_trainer_that_died_under_its_grant_comes_back_to_train(
+    spec: TrainerSpec, actor: Make, partitions: Partitions
+) -> None:
+    first = await actor()
+    await first.onload(operation(spec, "on"))
+    await first.train(partitions.request(spec, 1))
+    again = await actor()
+    assert not (await again.status()).resident
+    result = await again.train(partitions.request(spec, 2))
+    assert (result.step, result.repeated) == (2, False)
+    assert (await again.status()).resident
+
+
+async def test_after_the_death_of_its_holder_the_release_is_proved_by_that(
+    spec: TrainerSpec, actor: Make
+) -> None:
+    await (await actor()).onload(operation(spec, "on"))
+    (evidence,) = (await (await actor()).offload(operation(spec, "off"))).evidence
+    assert evidence.proof == "process_gone"
+
+
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that lives until its input ends."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        if process.poll() is None:
+            process.communicate(b"\n")
+
+
+async def test_an_earlier_process_that_lives_leaves_everything_unconfirmed(
+    spec: TrainerSpec, actor: Make, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    trainer = await actor()
+    await trainer.onload(operation(spec, "on"))
+    files = TrainerFiles(spec, 0)
+    mine = files.residence()
+    assert mine is not None
+    _pretend(files, mine, sleeper.pid)
+    again = await actor()
+    for ask in (again.onload, again.offload):
+        with pytest.raises(UnconfirmedError, match=f"{sleeper.pid}, is still alive"):
+            await ask(operation(spec, ask.__name__, counter=2))
+    sleeper.communicate(b"\n")
+    (evidence,) = (await again.offload(operation(spec, "off", counter=2))).evidence
+    assert evidence.proof == "process_gone"
+
+
+def _pretend(files: TrainerFiles, mine: Residence, pid: int) -> None:
+    started = psutil.Process(pid).create_time()
+    other = mine.model_copy(update={"pid": pid, "started": started})
+    files._residence.write_text(other.model_dump_json())
+
+
+async def test_what_failed_is_tried_again_under_the_same_operation_id(
+    spec: TrainerSpec, actor: Make, model_folder: Path
+) -> None:
+    trainer = await actor()
+    config = model_folder / "config.json"
+    hidden = config.rename(config.with_suffix(".hidden"))
+    try:
+        with pytest.raises(PermanentError, match="Cannot read the policy's config"):
+            await trainer.onload(operation(spec, "on"))
+    finally:
+        hidden.rename(config)
+    assert (await trainer.onload(operation(spec, "on"))).status.resident
+
+
+def _token(counter: int) -> FenceToken:
+    return FenceToken(counter=counter, grant_id="grant")
