@@ -1,0 +1,111 @@
+"""``<home>/stack.json``: what was started, written as it is started, so that it can be ended."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from relax_infer.contracts.base import Message
+from relax_infer.engines._proc import ProcessStamp
+from workers._preflight import StackError
+
+_FILE, _LOCK = "stack.json", "stack.lock"
+
+
+class ProcessRecord(ProcessStamp):
+    """A process of the stack; each is the leader of its own session."""
+
+    log: str
+    """What it prints is appended here."""
+
+    @property
+    def stamp(self) -> ProcessStamp:
+        return ProcessStamp(pid=self.pid, started=self.started)
+
+
+class StackRecord(Message):
+    """The file's content. Its keys are an interface: see :mod:`workers.local`."""
+
+    stack: str
+    """RELAX_STACK of every process of this stack; a new one at every ``up``."""
+    home: str
+    boot: str
+    """Boot id of the machine: after another boot the processes below are others'."""
+    temporal_address: str
+    temporal_ui: str
+    temporal_metrics: str
+    temporal_namespace: str = "default"
+    ray_address: str
+    ray_folder: str
+    """Ray's sockets and logs while it runs."""
+    ray_token_file: str
+    """What a driver needs to join Ray; readable by this user alone, gone after ``down``."""
+    gpus: int
+    worker: bool
+    """Whether a worker belongs to the stack."""
+    ready: bool = False
+    """Whether ``up`` has finished."""
+    processes: dict[str, ProcessRecord] = Field(default_factory=dict)
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        return ("temporal", "ray", "worker") if self.worker else ("temporal", "ray")
+
+
+def read(home: Path) -> StackRecord | None:
+    """The record of a home, None if nothing was started there.
+
+    Raises:
+        StackError: the file is not one.
+    """
+    path = home / _FILE
+    try:
+        return StackRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise StackError(
+            f"{path} is not the record of a local stack: {error.errors()[0]['msg']}.",
+            cure="If no process carries RELAX_HOME of this folder, remove the file.",
+        ) from error
+
+
+def write(record: StackRecord) -> None:
+    path = Path(record.home) / _FILE
+    fresh = path.with_suffix(".new")
+    fresh.write_text(record.model_dump_json(indent=2) + "\n")
+    fresh.replace(path)
+
+
+def remove(home: Path) -> None:
+    (home / _FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """One ``up`` or ``down`` at a time in a home.
+
+    Raises:
+        StackError: another one is at work there, or the folder cannot be made.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StackError(
+            f"The folder {home} cannot be used: {error.strerror}.",
+            cure="Name another with --home or RELAX_HOME.",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StackError(
+            f"Another `up` or `down` is at work in {home}.", cure="Wait until it has ended."
+        ) from None
+    else:
+        yield
+    finally:
+        os.close(descriptor)
