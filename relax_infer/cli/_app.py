@@ -1,0 +1,137 @@
+"""The commands. Each imports what it needs when it runs, so that ``--help`` is quick."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_infer.cli._errors import CommandError, Commands
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="Reinforcement-learning post-training as durable Temporal workflows.",
+    epilog="Exit codes: 0 done, 1 failed, 2 bad input, 3 blocked on a person.",
+)
+
+Home = Annotated[
+    Path, typer.Option(envvar="RELAX_HOME", help="Folder of the local stack: store, models, logs.")
+]
+Run = Annotated[str, typer.Argument(help="Run id.", metavar="RUN")]
+Recipe = Annotated[str, typer.Argument(help="Name of a shipped recipe, or a YAML file.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Another value for a dotted recipe key."),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
+Memory = Annotated[
+    float | None, typer.Option(min=0, help="GiB that must be free to start the stack [10].")
+]
+HOME = Path(".relax")
+
+
+@app.command()
+def up(
+    home: Home = HOME,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs; pretended ones where the machine has none.")
+    ] = None,
+    memory_gib: Memory = None,
+    worker: Annotated[bool, typer.Option(help="With a worker.")] = True,
+    temporal_port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    ui_port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    ray_port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+) -> None:
+    """Start the local stack: Temporal, Ray and a worker. Starts again what has died of it."""
+    from relax_infer.cli._local import start_stack
+
+    values = {
+        "--gpus": gpus,
+        "--memory-gib": memory_gib,
+        "--temporal-port": temporal_port,
+        "--ui-port": ui_port,
+        "--ray-port": ray_port,
+    }
+    options = [w for name, v in values.items() if v is not None for w in (name, str(v))]
+    stack = start_stack(home, options if worker else [*options, "--no-worker"], typer.echo)
+    typer.echo(f"Web UI:   {stack.temporal_ui}")
+    typer.echo(f"Temporal: {stack.temporal_address}")
+    typer.echo(f"Ray:      {stack.ray_address}")
+    typer.echo("Next:     relax-infer run quickstart")
+
+
+@app.command()
+def down(home: Home = HOME) -> None:
+    """End every process of the local stack. Runs and their files stay; `up` goes on with them."""
+    from relax_infer.cli._local import end_stack
+
+    end_stack(home, typer.echo)
+
+
+@app.command()
+def run(
+    recipe: Recipe,
+    run_id: Annotated[
+        str | None, typer.Option(help="Id of a new run, or of one that goes on: attach to it.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    assignments: Assignments = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the HTML report at the end.")
+    ] = None,
+    down: Annotated[
+        bool, typer.Option("--down", help="End the local stack when the run is over.")
+    ] = False,
+    follow: Annotated[bool, typer.Option(help="Watch the run until it is over.")] = True,
+    memory_gib: Memory = None,
+    home: Home = HOME,
+) -> None:
+    """Start a run and watch it; starts the local stack if no Temporal server is set.
+
+    Ctrl-C stops watching, not the run.
+    """
+    from relax_infer.cli._run import Wishes
+    from relax_infer.cli._run import run as carry_out
+
+    if not follow and (down or report is not None):
+        raise CommandError(
+            "--no-follow does not wait for the end of the run, --down and --report do.",
+            cure="Leave one of them out; `relax-infer report` writes the report later.",
+        )
+    wishes = Wishes(home, run_id, report, down, follow, memory_gib)
+    raise typer.Exit(carry_out(recipe, assignments or [], steps, wishes))
+
+
+@app.command()
+def status(
+    run: Annotated[str | None, typer.Argument(help="Run id; none: all runs.")] = None,
+    as_json: Json = False,
+    home: Home = HOME,
+) -> None:
+    """Where a run stands, or all of them. Of one run: exit code 1 if it failed, 3 if blocked."""
+    from relax_infer.cli._status import show_all, show_one
+
+    if run is None:
+        asyncio.run(show_all(home, as_json=as_json))
+    else:
+        raise typer.Exit(asyncio.run(show_one(home, run, as_json=as_json)))
+
+
+def main() -> None:
+    """The ``relax-infer`` command."""
+    import os
+    import sys
+
+    try:
+        app()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if "temporalio" in sys.modules:
+            # Threads of its core may still hold an answer; they abort an interpreter that ends.
+            os._exit(code)
+        raise

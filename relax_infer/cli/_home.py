@@ -1,0 +1,82 @@
+"""The local stack as its home folder records it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_infer.cli._errors import CommandError
+
+FILE = "stack.json"
+_START_TIME = 19
+"""Index of a process's start, in clock ticks since boot, after the name in /proc/<pid>/stat."""
+
+
+@dataclass(frozen=True)
+class LocalStack:
+    """What ``up`` wrote down."""
+
+    stack: str
+    home: Path
+    temporal_address: str
+    temporal_ui: str
+    temporal_namespace: str
+    ray_address: str
+    processes: dict[str, dict[str, Any]]
+    gpus: int | None = None
+    """GPUs of its Ray head; None if the record does not say."""
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """Names of its processes that do not run any more."""
+        return tuple(
+            name
+            for name, process in self.processes.items()
+            if _started(process["pid"]) != process["started"]
+        )
+
+
+def read_stack(home: Path) -> LocalStack | None:
+    """The stack of ``home``, alive or not; None if nothing was started there.
+
+    Raises:
+        CommandError: the file is there and is no such record.
+    """
+    path = home.absolute() / FILE
+    try:
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CommandError(
+            f"{path} cannot be read: {error.strerror}.", cure="Name another home with --home."
+        ) from error
+    try:
+        document = json.loads(text)
+        return LocalStack(
+            stack=document["stack"],
+            home=Path(document["home"]),
+            temporal_address=document["temporal_address"],
+            temporal_ui=document["temporal_ui"],
+            temporal_namespace=document["temporal_namespace"],
+            ray_address=document["ray_address"],
+            processes={
+                name: {"pid": int(p["pid"]), "started": p["started"], "log": str(p["log"])}
+                for name, p in document["processes"].items()
+            },
+            gpus=document.get("gpus"),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(
+            f"{path} is not the record of a local stack ({type(error).__name__}: {error}).",
+            cure="If nothing of that stack runs, remove the file.",
+        ) from error
+
+
+def _started(pid: int) -> int | None:
+    """None for a process that is gone, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[_START_TIME])

@@ -1,0 +1,86 @@
+"""From what a person typed to the start of a run, checked before anything starts."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_infer.cli._errors import CommandError
+from relax_infer.config import Recipe, RecipeError, load_recipe, parse_overrides, shipped_recipes
+from relax_infer.contracts.run import RunInput
+from relax_infer.placement import InferencePlacementPlan, PlacementError, plan_inference_placement
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_MODELS = ("rollout", "genrm", "teacher")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A recipe that can be placed, and the input that starts it anywhere."""
+
+    recipe: Recipe
+    plan: InferencePlacementPlan
+    start: RunInput
+
+
+def check(recipe: str, assignments: list[str], steps: int | None = None) -> Checked:
+    """Read, override, validate and place.
+
+    Raises:
+        RecipeError: every wrong field.
+        CommandError: every reason why it cannot be placed.
+    """
+    overrides = parse_overrides(assignments)
+    read = load(recipe, overrides)
+    overrides |= {
+        f"{role}.model": str(Path(section.model).resolve())
+        for role in _MODELS
+        if (section := getattr(read, role)) is not None and _is_relative_folder(section.model)
+    }
+    try:
+        plan = plan_inference_placement(read)
+    except PlacementError as error:
+        reasons = "".join(f"\n  {violation}" for violation in error.violations)
+        raise CommandError(f"{recipe} cannot be placed:{reasons}") from error
+    start = RunInput(recipe=_portable(recipe), steps=steps, overrides=overrides)
+    return Checked(load(recipe, overrides), plan, start)
+
+
+def load(recipe: str, overrides: dict[str, Any]) -> Recipe:
+    """The recipe of a name or a file.
+
+    Raises:
+        RecipeError: every wrong field, or a file that cannot be read.
+    """
+    try:
+        return load_recipe(recipe, overrides)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{recipe} cannot be read: {error}") from error
+
+
+def check_run_id(run: str) -> str:
+    """Ids of a run's parts are made from its own with dots; folders and actors are named after it.
+
+    Raises:
+        CommandError: it cannot be one.
+    """
+    if not _RUN_ID.fullmatch(run):
+        raise CommandError(
+            f"{run!r} cannot be a run id.",
+            cure="Use 1 to 64 letters, digits, - and _, a letter or digit first.",
+        )
+    return run
+
+
+def _portable(recipe: str) -> str | dict[str, Any]:
+    """A name stays one; a file travels as its content, since workers may not see it."""
+    if recipe in shipped_recipes():
+        return recipe
+    import yaml
+
+    return yaml.safe_load(Path(recipe).read_text())
+
+
+def _is_relative_folder(model: str) -> bool:
+    path = Path(model)
+    return not path.is_absolute() and path.is_dir()

@@ -1,0 +1,197 @@
+"""``relax-infer run``: from a recipe to the last step, on a stack that is started if none runs."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import typer
+
+from relax_infer.cli._errors import INTERRUPTED, Code, CommandError, complain
+from relax_infer.cli._follow import code_of, follow, make_view, say_ending
+from relax_infer.cli._glance import Glance
+from relax_infer.cli._home import LocalStack, read_stack
+from relax_infer.cli._local import end_stack, start_stack
+from relax_infer.cli._machine import gpu_count
+from relax_infer.cli._recipes import Checked, check, check_run_id
+from relax_infer.cli._reports import report
+from relax_infer.cli._runs import NobodyAnswersError, Runs
+from relax_infer.cli._server import Server, connected, find_target
+from relax_infer.contracts.failures import RelaxError
+
+_IDS = 1000
+"""Ids that are tried before a person must name one."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The command's options."""
+
+    home: Path
+    run: str | None
+    report: Path | None
+    down: bool
+    watch: bool
+    memory_gib: float | None
+
+
+def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) -> int:
+    """Carry the command out; its exit code.
+
+    Raises:
+        RelaxError: it cannot be done; a stack that this command started is down again.
+    """
+    checked = check(recipe, assignments, steps)
+    if wishes.run is not None:
+        check_run_id(wishes.run)
+    _check_report(wishes.report)
+    before = read_stack(wishes.home)
+    local = before is not None or find_target(wishes.home) is None
+    try:
+        stack = _bring_up(wishes, checked) if local else None
+        identity = asyncio.run(_begin(wishes, checked))
+    except BaseException:
+        _take_back(wishes.home, before)
+        raise
+    if not wishes.watch:
+        return Code.DONE
+    try:
+        glance = asyncio.run(_watch(wishes.home, identity))
+    except KeyboardInterrupt:
+        typer.echo(f"Run {identity} goes on; `relax-infer status {identity}` looks at it.")
+        return INTERRUPTED
+    code = _hand_over(glance, wishes)
+    if wishes.down and stack is not None:
+        return max(code, _end(glance, wishes))
+    return code
+
+
+def _bring_up(wishes: Wishes, checked: Checked) -> LocalStack:
+    """The local stack, with the GPUs that the recipe wants."""
+    wanted = checked.recipe.cluster.gpus
+    options: list[str] = []
+    if gpu_count() == 0:
+        options += ["--gpus", str(wanted)]
+    if wishes.memory_gib is not None:
+        options += ["--memory-gib", str(wishes.memory_gib)]
+    stack = start_stack(wishes.home, options, typer.echo)
+    if stack.gpus is not None and stack.gpus < wanted:
+        raise CommandError(
+            f"cluster.gpus is {wanted}, the local stack in {wishes.home} has {stack.gpus}.",
+            cure="Lower cluster.gpus, or run `relax-infer down` and this command again.",
+        )
+    return stack
+
+
+def _take_back(home: Path, before: LocalStack | None) -> None:
+    """End the stack if this command started it."""
+    after = read_stack(home)
+    if after is not None and (before is None or before.stack != after.stack):
+        typer.echo("Takes the local stack down again.")
+        end_stack(home, typer.echo)
+
+
+async def _begin(wishes: Wishes, checked: Checked) -> str:
+    """Start the run or attach to it; its id."""
+    async with connected(wishes.home) as server:
+        runs = Runs(server.client, server.target.address)
+        if wishes.run is None:
+            identity, words = await _start_fresh(runs, server, checked), "is started"
+        elif await runs.is_open(wishes.run):
+            identity, words = wishes.run, "goes on already, with the recipe it was started with"
+        else:
+            identity, words = await _start_as(runs, server, checked, wishes.run), "is started"
+        typer.echo(f"Run {identity} {words}.")
+        page = server.target.page_of(identity)
+        if page is not None:
+            typer.echo(f"Web UI: {page}")
+        return identity
+
+
+async def _start_as(runs: Runs, server: Server, checked: Checked, run: str) -> str:
+    files = _files_of(run, server, checked)
+    if files is not None:
+        raise _used(run, f"its files are in {files}")
+    if not await runs.start(run, checked.start):
+        raise _used(run, f"`relax-infer status {run}` says how it ended")
+    return run
+
+
+def _used(run: str, where: str) -> CommandError:
+    return CommandError(
+        f"The run id {run} was used before: {where}.",
+        cure="Choose another --run-id, or leave it out.",
+    )
+
+
+async def _start_fresh(runs: Runs, server: Server, checked: Checked) -> str:
+    """Under the next free number of the local stack, under the time anywhere else."""
+    if server.target.home is None:
+        identity = datetime.now().strftime("run-%Y%m%d-%H%M%S")
+        return await _start_as(runs, server, checked, identity)
+    for k in range(1, _IDS):
+        identity = f"run-{k}"
+        if _files_of(identity, server, checked) is not None:
+            continue
+        if await runs.start(identity, checked.start):
+            return identity
+    raise CommandError(f"run-1 to run-{_IDS - 1} are all used.", cure="Name one with --run-id.")
+
+
+def _files_of(run: str, server: Server, checked: Checked) -> Path | None:
+    """Folder of an earlier run of that id that Temporal may have forgotten."""
+    if server.target.home is None or checked.recipe.staging.url is not None:
+        return None
+    folder = server.target.home / "store" / run
+    return folder if folder.exists() else None
+
+
+async def _watch(home: Path, run: str) -> Glance:
+    async with connected(home) as server:
+        runs = Runs(server.client, server.target.address)
+        return await follow(runs, run, make_view(server.target.page_of(run)))
+
+
+def _hand_over(glance: Glance, wishes: Wishes) -> int:
+    """Last words and the report; a report that fails does not undo a run."""
+    say_ending(glance)
+    code = int(code_of(glance))
+    if wishes.report is None:
+        return code
+    try:
+        typer.echo(f"Report: {report(glance.run, wishes.report)}")
+    except (RelaxError, OSError) as error:
+        complain(f"no report: {error}")
+        return max(code, Code.FAILED)
+    return code
+
+
+def _end(glance: Glance, wishes: Wishes) -> int:
+    """--down: not while somebody needs the stack."""
+    if not glance.over:
+        typer.echo("The local stack stays up: the run waits for a person.")
+        return Code.DONE
+    others = asyncio.run(_others(wishes.home, glance.run.run))
+    if others:
+        typer.echo(f"The local stack stays up: {', '.join(others)} still goes on.")
+        return Code.DONE
+    try:
+        end_stack(wishes.home, typer.echo)
+    except RelaxError as error:
+        complain(str(error))
+        return Code.FAILED
+    return Code.DONE
+
+
+async def _others(home: Path, run: str) -> list[str]:
+    try:
+        async with connected(home) as server:
+            runs = Runs(server.client, server.target.address)
+            return [each.run async for each in runs.list(only_open=True) if each.run != run]
+    except NobodyAnswersError:
+        return []
+
+
+def _check_report(path: Path | None) -> None:
+    if path is not None and path.is_dir():
+        raise CommandError(f"--report {path} is a folder.", cure="Name a file.")

@@ -1,0 +1,118 @@
+"""Which Temporal server a command talks to."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import typer
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
+
+from relax_infer.cli._errors import CommandError
+from relax_infer.cli._home import read_stack
+
+_CONNECT_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server's address, before anything is connected."""
+
+    address: str
+    namespace: str
+    ui: str | None
+    """Base URL of the web UI, where it is known."""
+    home: Path | None
+    """Home of the local stack that it belongs to; None for any other server."""
+    config: ClientConnectConfig
+
+    def page_of(self, run: str) -> str | None:
+        """Web UI page of a run."""
+        if self.ui is None:
+            return None
+        return f"{self.ui.rstrip('/')}/namespaces/{self.namespace}/workflows/{quote(run)}"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A connected client and where it leads."""
+
+    client: Client
+    target: Target
+
+
+def find_target(home: Path) -> Target | None:
+    """The local stack of ``home`` if one was started there, else the standard Temporal environment
+    configuration (TEMPORAL_ADDRESS, or a profile of its file); None where neither says anything.
+    """
+    stack = read_stack(home)
+    if stack is not None:
+        asked = os.environ.get("TEMPORAL_ADDRESS")
+        if asked and asked != stack.temporal_address and sys.stderr.isatty():
+            typer.echo(
+                f"The local stack in {home} is used, not TEMPORAL_ADDRESS={asked}:"
+                " end it with `relax-infer down` to use the other.",
+                err=True,
+            )
+        return Target(
+            address=stack.temporal_address,
+            namespace=stack.temporal_namespace,
+            ui=stack.temporal_ui,
+            home=stack.home,
+            config={
+                "target_host": stack.temporal_address,
+                "namespace": stack.temporal_namespace,
+            },
+        )
+    try:
+        config = ClientConfig.load_client_connect_config()
+    except (ValueError, RuntimeError) as error:
+        raise CommandError(
+            f"The Temporal environment configuration cannot be used: {error}.",
+            cure="Check TEMPORAL_ADDRESS, TEMPORAL_PROFILE and the file that they name.",
+        ) from error
+    if "target_host" not in config:
+        return None
+    address, namespace = config["target_host"], config.get("namespace", "default")
+    return Target(str(address), str(namespace), ui=None, home=None, config=config)
+
+
+@asynccontextmanager
+async def connected(home: Path) -> AsyncIterator[Server]:
+    """A client of the server that ``home`` or the environment names.
+
+    Raises:
+        CommandError: no server is known, or it does not answer.
+    """
+    target = find_target(home)
+    if target is None:
+        raise CommandError(
+            f"No local stack in {home}, and TEMPORAL_ADDRESS is not set.",
+            cure="Start a stack with `relax-infer up`, name its home with --home, or set"
+            " TEMPORAL_ADDRESS.",
+        )
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT):
+            client = await Client.connect(**target.config, data_converter=pydantic_data_converter)
+    except (RuntimeError, TimeoutError) as error:
+        raise _unreachable(target, error) from error
+    yield Server(client, target)
+
+
+def _unreachable(target: Target, error: Exception) -> CommandError:
+    if target.home is not None:
+        return CommandError(
+            f"Temporal of the local stack in {target.home} does not answer at {target.address}.",
+            cure="`relax-infer up` starts what has ended; the runs go on where they were.",
+        )
+    reason = str(error).partition("ConnectError(")[0].strip(" :") or type(error).__name__
+    return CommandError(
+        f"Temporal does not answer at {target.address}: {reason}.",
+        cure="Check TEMPORAL_ADDRESS and the network, or start a stack with `relax-infer up`.",
+    )
