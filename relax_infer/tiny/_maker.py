@@ -11,11 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.tiny import _training
-from relax_infer.tiny._tokenizer import hugging_face_tokenizer
 from relax_infer.tiny.lessons import check_quality, folder_name, lesson, seed_of
 from relax_infer.tiny.models import REFUSED
 from relax_infer.tiny.task import HELD_OUT
@@ -40,6 +36,12 @@ def make(name: str, run_seed: int, folder: Path) -> None:
 
 
 def _fill(folder: Path, name: str, seed: int) -> None:
+    # Here and not above: a maker that only waits for another one needs no torch.
+    import torch
+
+    from relax_infer.tiny import _training
+    from relax_infer.tiny._tokenizer import hugging_face_tokenizer
+
     plan = lesson(name)
 
     def told(update: int, loss: float) -> None:
