@@ -8,6 +8,7 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,23 +205,27 @@ def test_a_model_that_is_refused_leaves_nothing_to_serve(
 def test_of_two_makers_one_makes_the_model_and_the_other_finds_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    filling, second_is_there, fills = threading.Event(), threading.Event(), []
+    """The first goes on only when the second was kept out, or came in where it must not."""
+    filling, second_has_shown, fills = threading.Event(), threading.Event(), []
+    flock = fcntl.flock
 
     def slow(folder: Path, name: str, seed: int) -> None:
         fills.append(name)
+        if filling.is_set():
+            second_has_shown.set()
         filling.set()
-        assert second_is_there.wait(10)
+        assert second_has_shown.wait(10)
         _fills(folder, name, seed)
 
-    flock = fcntl.flock
-
-    def announced(file: object, operation: int) -> None:
-        if filling.is_set():
-            second_is_there.set()
-        flock(file, operation)  # type: ignore[arg-type]
+    def watched(file: Any, operation: int) -> None:
+        try:
+            flock(file, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            second_has_shown.set()
+            flock(file, operation)
 
     monkeypatch.setattr(_maker, "_fill", slow)
-    monkeypatch.setattr(_maker.fcntl, "flock", announced)
+    monkeypatch.setattr(_maker.fcntl, "flock", watched)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(_maker.make, "policy", 5, tmp_path)
         assert filling.wait(10)
