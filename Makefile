@@ -3,7 +3,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
 STEPS := 40
 
-.PHONY: help install demo test check unit real slow clean
+.PHONY: help install demo test check unit real slow diagrams reference clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,12 @@ real: install ## tests on real engines, Ray and Temporal; minutes
 
 slow: install ## long tests that CI leaves out
 	$(PYTEST) -m slow
+
+diagrams: install ## docs/state-machines.md from the transition tables
+	$(BIN)/python -m relax_infer.machines.diagrams docs/state-machines.md
+
+reference: install ## docs/recipe.md from the typed recipe
+	$(BIN)/python -m relax_infer.config.reference docs/recipe.md
 
 clean: ## end the local stack and remove what tools left; .venv and the runs in .relax stay
 	if [ -x $(BIN)/relax-infer ]; then $(BIN)/relax-infer down; fi
