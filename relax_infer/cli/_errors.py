@@ -9,6 +9,10 @@ from typer.core import TyperGroup
 
 from relax_infer.contracts.failures import RelaxError
 
+ORDER = (
+    *("up", "run", "status", "pause", "resume", "stop", "resolve", "report", "down"),
+    *("plan", "config", "doctor", "worker"),
+)
 INTERRUPTED = 130
 """Ctrl-C, as shells report it."""
 
@@ -38,6 +42,11 @@ class UnansweredError(CommandError):
 
 class Commands(TyperGroup):
     """Turns errors meant for a person into a line on stderr and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order in which a person meets them."""
+        order = {name: k for k, name in enumerate(ORDER)}
+        return sorted(super().list_commands(ctx), key=lambda name: order.get(name, len(order)))
 
     def invoke(self, ctx: Any) -> Any:
         try:

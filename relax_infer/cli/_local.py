@@ -73,6 +73,33 @@ def end_stack(home: Path, say: Say) -> None:
     _call("down", home, (), say)
 
 
+def worker_environment(home: Path) -> dict[str, str]:
+    """Variables of a worker: of the stack of ``home`` if there is one, else this process's own.
+
+    Raises:
+        CommandError: neither says where Ray is.
+    """
+    root = checkout()
+    stack = read_stack(home)
+    if stack is not None:
+        # Not the stack's marker: `down` ends what it started, a person ends this one.
+        inherited = module_environment(root)
+        own = {k: v for k, v in inherited.items() if not k.startswith("TEMPORAL_")}
+        return own | {
+            "RELAX_HOME": str(stack.home),
+            "RAY_ADDRESS": stack.ray_address,
+            "TEMPORAL_ADDRESS": stack.temporal_address,
+            "TEMPORAL_NAMESPACE": stack.temporal_namespace,
+            "TEMPORAL_CONFIG_FILE": os.devnull,
+        }
+    if not os.environ.get("RAY_ADDRESS"):
+        raise CommandError(
+            f"No local stack in {home}, and RAY_ADDRESS is not set: a worker needs a Ray cluster.",
+            cure="Set RAY_ADDRESS and TEMPORAL_ADDRESS, or start a stack with `relax-infer up`.",
+        )
+    return module_environment(root, RELAX_HOME=str(home.absolute()))
+
+
 def _call(command: str, home: Path, options: Sequence[str], say: Say) -> None:
     root = checkout()
     arguments = (command, "--home", str(home.absolute()), *options)

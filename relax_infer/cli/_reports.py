@@ -3,20 +3,56 @@
 from pathlib import Path
 
 from relax_infer.cli._errors import CommandError
+from relax_infer.cli._recipes import check_run_id
+from relax_infer.cli._runs import Runs
+from relax_infer.cli._server import connected
 from relax_infer.contracts.run import RunStatus
+
+
+async def report_of(home: Path, run: str, out: Path) -> Path:
+    """Write the report of a run. Of the local stack also when nothing of it runs any more.
+
+    Raises:
+        RelaxError: there is no such run, it has no step yet, or the file cannot be written.
+    """
+    check_run_id(run)
+    try:
+        async with connected(home) as server:
+            status = (await Runs(server.client, server.target.address).glance(run)).run
+    except CommandError:
+        store = _store_with(home, run)
+        if store is None:
+            raise
+        return _write(store, run, out)
+    return report(status, out)
 
 
 def report(run: RunStatus, out: Path) -> Path:
     """Write the report of a run to ``out``.
 
     Raises:
-        CommandError: the run keeps no files yet.
+        CommandError: the run keeps no files yet, or the report cannot be written.
         PermanentError: none of its steps has ended.
     """
-    from relax_infer.report import write_report
-
     if run.store is None:
         raise CommandError(
             f"Run {run.run} keeps no files: it is {run.state}.", cure="Wait for its first step."
         )
-    return write_report(run.store, run.run, out)
+    return _write(run.store, run.run, out)
+
+
+def _store_with(home: Path, run: str) -> str | None:
+    """URL of the local stack's store, if it keeps steps of that run."""
+    store = home.resolve() / "store"
+    return store.as_uri() if (store / run / "steps").is_dir() else None
+
+
+def _write(store_url: str, run: str, out: Path) -> Path:
+    from relax_infer.report import write_report
+
+    try:
+        return write_report(store_url, run, out)
+    except OSError as error:
+        raise CommandError(
+            f"The report {out} cannot be written: {error}.", cure="Name another file."
+        ) from error

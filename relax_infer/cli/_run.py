@@ -47,11 +47,15 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
     _check_report(wishes.report)
     before = read_stack(wishes.home)
     local = before is not None or find_target(wishes.home) is None
+    stack = _bring_up(wishes, checked) if local else None
     try:
-        stack = _bring_up(wishes, checked) if local else None
+        if stack is not None:
+            _check_gpus(stack, checked)
         identity = asyncio.run(_begin(wishes, checked))
     except BaseException:
-        _take_back(wishes.home, before)
+        if stack is not None and (before is None or before.stack != stack.stack):
+            typer.echo("Ends the local stack that was started for this run.")
+            end_stack(wishes.home, typer.echo)
         raise
     if not wishes.watch:
         return Code.DONE
@@ -74,21 +78,16 @@ def _bring_up(wishes: Wishes, checked: Checked) -> LocalStack:
         options += ["--gpus", str(wanted)]
     if wishes.memory_gib is not None:
         options += ["--memory-gib", str(wishes.memory_gib)]
-    stack = start_stack(wishes.home, options, typer.echo)
+    return start_stack(wishes.home, options, typer.echo)
+
+
+def _check_gpus(stack: LocalStack, checked: Checked) -> None:
+    wanted = checked.recipe.cluster.gpus
     if stack.gpus is not None and stack.gpus < wanted:
         raise CommandError(
-            f"cluster.gpus is {wanted}, the local stack in {wishes.home} has {stack.gpus}.",
+            f"cluster.gpus is {wanted}, the local stack in {stack.home} has {stack.gpus}.",
             cure="Lower cluster.gpus, or run `relax-infer down` and this command again.",
         )
-    return stack
-
-
-def _take_back(home: Path, before: LocalStack | None) -> None:
-    """End the stack if this command started it."""
-    after = read_stack(home)
-    if after is not None and (before is None or before.stack != after.stack):
-        typer.echo("Takes the local stack down again.")
-        end_stack(home, typer.echo)
 
 
 async def _begin(wishes: Wishes, checked: Checked) -> str:

