@@ -1,10 +1,15 @@
 """The Ray head of the local stack: its command, its variables, and when it is up."""
 
+import logging
 import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from workers._preflight import StackError, binary
 
@@ -27,6 +32,8 @@ VARIABLES = {
     "RAY_prestart_worker_first_driver": "0",
     # Ray would kill actors when others fill the machine's memory.
     "RAY_memory_monitor_refresh_ms": "0",
+    # Nothing of this node could move elsewhere; its actors would hold the end up for 30 s.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "PYTHONUNBUFFERED": "1",
 }
 
@@ -38,6 +45,37 @@ def auth_variables(token_file: Path) -> dict[str, str]:
     explicit address does not present.
     """
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+
+
+@contextmanager
+def joined(address: str, variables: Mapping[str, str], namespace: str) -> Iterator[None]:
+    """This process is a driver of the cluster until the block ends."""
+    import ray
+
+    raylet: Any = import_module("ray._raylet")
+
+    def settle(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        # Ray reads both once per process, and this one may have seen another cluster.
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+    before = {name: os.environ.get(name) for name in variables}
+    settle(variables)
+    try:
+        ray.init(
+            address=address, namespace=namespace, log_to_driver=False, logging_level=logging.WARNING
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+    finally:
+        settle(before)
 
 
 def write_token(token_file: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -149,6 +150,15 @@ class Stack:
                 "TEMPORAL_CONFIG_FILE": os.devnull,
             }
         )
+
+    def joined_ray(self, namespace: str) -> AbstractContextManager[None]:
+        """This process is a driver of the stack's Ray while the block runs.
+
+        A plain ``ray.init`` would lack the stack's token; a process started with
+        :meth:`environment` has it.
+        """
+        token = _ray.auth_variables(Path(self._record.ray_token_file))
+        return _ray.joined(self.ray_address, token, namespace)
 
     def alive(self, name: str) -> bool:
         """Whether the process of that name runs; False if it was never started."""
