@@ -1,0 +1,42 @@
+"""One real local stack for the tests of this folder: Temporal, Ray, worker; engines per run."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from workers.local import Stack, down, up
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    home = Path(tempfile.mkdtemp(prefix="relax-e2e-"))
+    stack = up(home, gpus=2)
+    try:
+        yield stack
+    finally:
+        report = down(home)
+        assert not report.left, f"down left processes behind: {report.left}"
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray(stack: Stack) -> Iterator[None]:
+    """This process joins the stack's Ray cluster, to look at actors."""
+    import ray
+
+    ray.init(address=stack.ray_address, namespace="tests", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    yield await Client.connect(stack.temporal_address, data_converter=pydantic_data_converter)
+    await asyncio.sleep(0)

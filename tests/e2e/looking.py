@@ -1,0 +1,99 @@
+"""How tests look at a run on real parts: its status, its staged files, its engines' own logs."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError
+
+from relax_infer.contracts.lease import LeaseStatus
+from relax_infer.contracts.refs import RunRef
+from relax_infer.contracts.run import RunInput, RunStatus, StepRecord, StepStatus
+from relax_infer.engines import read_request_log
+from relax_infer.samples import StagingStore
+from relax_infer.training.ledger import Ledger, read_ledger
+
+Handle = WorkflowHandle[Any, RunStatus]
+
+
+async def start(client: Client, **fields: Any) -> Handle:
+    """A TrainingRun of the quickstart under a fresh id."""
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    return await client.start_workflow(
+        "TrainingRun",
+        RunInput.model_validate({"recipe": "quickstart", **fields}),
+        id=run,
+        task_queue="relax",
+        result_type=RunStatus,
+    )
+
+
+async def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait for a condition, sync or async, to be true; its value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{what}: not within {seconds:.0f} s")
+
+
+async def status(handle: Handle) -> RunStatus | None:
+    """None while nobody can answer."""
+    try:
+        return await handle.query("status", result_type=RunStatus)
+    except RPCError:
+        return None
+
+
+async def step_status(client: Client, run: str, step: int) -> StepStatus | None:
+    """None while the step does not exist or nobody can answer."""
+    try:
+        handle = client.get_workflow_handle(f"{run}.step-{step}")
+        return await handle.query("status", result_type=StepStatus)
+    except RPCError:
+        return None
+
+
+async def lease_status(client: Client, run: str) -> LeaseStatus:
+    handle = client.get_workflow_handle(f"{run}.lease")
+    return await handle.query("state", result_type=LeaseStatus)
+
+
+class RunFiles:
+    """A run's folder in the store of a local stack."""
+
+    def __init__(self, home: Path, run: str) -> None:
+        self.ref = RunRef(run=run, store=(home / "store").as_uri())
+        self.folder = home / "store" / run
+        self.store = StagingStore(self.ref)
+
+    def record(self, step: int) -> StepRecord:
+        path = self.folder / "steps" / str(step) / "record.json"
+        return StepRecord.model_validate_json(path.read_text())
+
+    def shards(self, step: int, phase: str) -> dict[int, str]:
+        return self.store.shards(step, phase)
+
+    def attempts(self, step: int, phase: str) -> int:
+        return len(list((self.folder / "steps" / str(step) / phase).glob("attempt-*.json")))
+
+    def ledger(self) -> Ledger:
+        return read_ledger(self.ref)
+
+    def requests(self, prefix: str) -> list[dict[str, Any]]:
+        """Events of every engine's request log for request ids of a prefix, in order of time."""
+        events = [
+            event
+            for path in self.folder.glob("engines/**/*requests*.jsonl")
+            for event in read_request_log(path)
+            if str(event["rid"]).startswith(prefix)
+        ]
+        return sorted(events, key=lambda event: event["t"])

@@ -1,0 +1,151 @@
+"""The loop on real parts: SGLang, sglang-router, Ray, TransferQueue, Megatron, Temporal."""
+
+import signal
+
+import pytest
+from temporalio.client import Client
+
+from relax_infer.machines import RunState, StepPhase
+from relax_infer.report import write_report
+from tests.e2e.looking import RunFiles, start, status, until
+from workers.local import Stack
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+
+async def test_three_steps_from_prompts_to_new_weights(stack: Stack, client: Client, tmp_path):
+    """The quickstart, shorter: every part real, each thing that the step promised is on record."""
+    handle = await start(client, steps=3, overrides={"evaluation.every": 3})
+    done = await handle.result()
+    assert done.state is RunState.DONE
+    assert done.step == 3
+    files = RunFiles(stack.home, handle.id)
+
+    first = files.record(0).result.evaluation
+    assert first is not None
+    assert first.problems == 512
+    assert 0.25 <= first.accuracy <= 0.45
+    assert first.weight_version == 0
+
+    for step in (1, 2, 3):
+        record = files.record(step)
+        assert record.outcome is StepPhase.DONE
+        batch, training = record.result.batch, record.result.training
+        assert batch is not None
+        assert training is not None
+        assert batch.groups + batch.dropped_groups == 32
+        assert batch.samples == 8 * batch.groups == training.rows
+        assert batch.reward_mean is not None
+        assert batch.exact_share is not None
+        # The GenRM agrees with the exact checker on nearly every sample.
+        assert abs(batch.reward_mean - batch.exact_share) < 0.05
+        assert training.logprob_gap < 0.02
+        assert record.result.weights.version == step
+
+    last = files.record(3).result.evaluation
+    assert last is not None
+    assert last.accuracy > first.accuracy + 0.1
+    assert [entry.result.step for entry in files.ledger().entries] == [1, 2, 3]
+
+    page = write_report((stack.home / "store").as_uri(), handle.id, tmp_path / "report.html")
+    text = page.read_text()
+    assert handle.id in text
+    assert "<svg" in text
+
+
+async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
+    stack: Stack, client: Client, ray: None
+):
+    """Killed while it runs: the Temporal server, the gateway and the router. The lease, the roles
+    and the engines are the same ones before and after."""
+    from relax_infer.engines import EngineGroup
+    from relax_infer.gateway.front import Front
+
+    plan = {"evaluation.every": 0, "distillation": None, "rollout.prompts_per_step": 8}
+    handle = await start(client, steps=6, steps_per_history=1, overrides=plan)
+    run = handle.id
+    await until(lambda: at_step(handle, 1), 400, "the first step")
+    ids = [f"{run}.{name}" for name in ("lease", "rollout", "genrm", "rollout.policy")]
+    before = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
+    groups = await plan_groups(client, run)
+    engines = [await EngineGroup(group).describe() for group in groups]
+
+    front = await Front(run).describe()
+    assert front is not None
+    kill(front["gateway"]["pid"])
+    kill(front["router"]["pid"])
+    await until(lambda: at_step(handle, 2), 200, "a step after gateway and router died")
+
+    stack.kill("temporal", signal.SIGKILL)
+    assert not stack.alive("temporal")
+    stack.start_temporal()
+    await until(lambda: at_step(handle, 4), 200, "steps after the server died")
+
+    after = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
+    assert after == before
+    again = [await EngineGroup(group).describe() for group in groups]
+    assert [[e.incarnation for e in group] for group in again] == [
+        [e.incarnation for e in group] for group in engines
+    ]
+    histories = (await handle.describe()).run_id
+    assert histories != handle.first_execution_run_id
+    done = await handle.result()
+    assert done.step == 6
+    steps = [entry.result.step for entry in RunFiles(stack.home, run).ledger().entries]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+async def at_step(handle, step: int) -> bool:
+    seen = await status(handle)
+    assert seen is None or seen.state is not RunState.BLOCKED, seen
+    return seen is not None and seen.step >= step
+
+
+def kill(pid: int) -> None:
+    import os
+
+    os.kill(pid, signal.SIGKILL)
+
+
+async def plan_groups(client: Client, run: str):
+    from relax_infer.contracts.lease import LifecycleInput
+
+    groups = []
+    for name in ("rollout.policy", "genrm.judge"):
+        history = await client.get_workflow_handle(f"{run}.{name}").fetch_history()
+        payload = history.events[0].workflow_execution_started_event_attributes.input.payloads[0]
+        groups.append(LifecycleInput.model_validate_json(payload.data).group)
+    return groups
+
+
+async def test_restarted_engines_let_go_by_a_proved_stop(stack: Stack, client: Client):
+    """Offload kind ``restart``: on a CPU the only release that is real."""
+    overrides = {
+        "evaluation.every": 0,
+        "distillation": None,
+        "rollout.engine.replicas": 1,
+        "rollout.engine.offload": "restart",
+        "genrm.engine.offload": "restart",
+        "rollout.prompts_per_step": 4,
+    }
+    handle = await start(client, steps=3, overrides=overrides)
+    done = await handle.result()
+    assert done.state is RunState.DONE
+    files = RunFiles(stack.home, handle.id)
+    proofs = [
+        item["proof"]
+        for path in files.folder.glob("engines/evidence/*.json")
+        for item in evidence(path)
+    ]
+    assert proofs.count("process_gone") >= 3 * 3
+    assert files.record(3).result.weights.version == 3
+
+
+def evidence(path) -> list[dict]:
+    import json
+
+    return json.loads(path.read_text())
