@@ -39,3 +39,13 @@ def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
     where = table.schema.get_field_index(name)
     column = pa.array(values, type=table.schema.field(name).type)
     return table.set_column(where, table.schema.field(name), column)
+
+
+def write_table(table: pa.Table, path: str) -> None:
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_table(path: str) -> pa.Table:
+    with pa.OSFile(path) as source:
+        return pa.ipc.open_file(source).read_all()
