@@ -1,42 +1,77 @@
-# Every target installs what it needs into .venv first; nothing is done twice.
-BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -q
-STEPS := 40
+# Everything installs itself into .venv first and skips what is there.
+#
+#   make demo             the quickstart, STEPS=40 by default: from an empty stack to a report
+#   make test             check, unit tests, tests on the real stack
+#   make check            ruff, format, pyright, import rules
+#   make unit / make real the two halves of the tests; ARGS='-k word' goes to pytest
+#   make up / make down   the local stack in .relax
 
-.PHONY: help install demo test check unit real slow diagrams reference clean
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check unit real up down
 
-help: ## what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+VENV := .venv
+BIN := $(VENV)/bin
+LOCKS := lock/requirements.lock lock/dev.lock
+STAMP := $(VENV)/.installed
+CPU_TORCH := https://download.pytorch.org/whl/cpu
+STEPS ?= 40
+ARGS ?=
+# Also `make -j` runs one thing at a time: the real stack wants the whole machine.
+.NOTPARALLEL:
 
-install: ## .venv from the lock files
-	@tools/install
+help:
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
-demo: install ## the whole loop, 40 steps: a tiny policy learns to sort; writes relax-report.html
-	$(BIN)/relax-infer run quickstart --steps $(STEPS) --report relax-report.html --down
+install:
+	@wanted=$$(cat $(LOCKS) pyproject.toml | sha256sum | cut -d' ' -f1)
+	if [ -x $(BIN)/python ] && [ "$$(cat $(STAMP) 2>/dev/null)" = "$$wanted" ]; then exit 0; fi
+	if [ ! -x $(BIN)/python ]; then
+	  for python in $(PYTHON) python3.11 python3; do
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+	      found=$$python; break
+	    fi
+	  done
+	  if [ -z "$${found:-}" ]; then
+	    echo "Python 3.11 or later is needed; none of '$(PYTHON) python3.11 python3' is." \
+	      "Install one, or name it: make PYTHON=/path/to/python3.11" >&2
+	    exit 2
+	  fi
+	  echo "Making $(VENV) with $$("$$found" --version)"
+	  "$$found" -m venv $(VENV)
+	fi
+	echo "Installing the packages of $(LOCKS) into $(VENV), about 2.4 GB and two minutes"
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps $(addprefix -r ,$(LOCKS))
+	if ! $(BIN)/python -c 'import torch' 2>/dev/null; then
+	  echo "This torch needs CUDA libraries that are not here: taking the CPU build"
+	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall \
+	    --index-url $(CPU_TORCH) $$(grep -E '^torch==' lock/requirements.lock)
+	fi
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	echo "$$wanted" > $(STAMP)
+	echo "Installed"
 
-test: check unit real ## everything that CI runs
+demo: install
+	@$(BIN)/relax-infer run quickstart --steps $(STEPS) --report relax-report.html --down
 
-check: install ## formatting, lint, types, import rules
+test: check unit real
+
+check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-unit: install ## fast tests: no engine, no Ray
-	$(PYTEST) -m "not real and not slow"
+unit: install
+	$(BIN)/python -m pytest -m "not real and not slow" --durations=10 $(ARGS)
 
-real: install ## tests on real engines, Ray and Temporal; minutes
-	$(PYTEST) -m "real and not slow"
+real: install
+	$(BIN)/python -m pytest -m "real and not slow" --durations=10 $(ARGS)
 
-slow: install ## long tests that CI leaves out
-	$(PYTEST) -m slow
+up: install
+	@$(BIN)/python -m workers.local up --home .relax
 
-diagrams: install ## docs/state-machines.md from the transition tables
-	$(BIN)/python -m relax_infer.machines.diagrams docs/state-machines.md
-
-reference: install ## docs/recipe.md from the typed recipe
-	$(BIN)/python -m relax_infer.config.reference docs/recipe.md
-
-clean: ## end the local stack and remove what tools left; .venv and the runs in .relax stay
-	if [ -x $(BIN)/relax-infer ]; then $(BIN)/relax-infer down; fi
-	rm -rf .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist relax-report.html
+down: install
+	@$(BIN)/python -m workers.local down --home .relax
