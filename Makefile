@@ -5,12 +5,14 @@
 #   make check            ruff, format, pyright, import rules
 #   make unit / make real the two halves of the tests; ARGS='-k word' goes to pytest
 #   make up / make down   the local stack in .relax
+#   make diagrams         docs/state-machines.md from the transition tables
+#   make reference        docs/recipe.md from the typed recipe
 
 SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check unit real up down
+.PHONY: help install demo test check unit real up down diagrams reference
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -75,3 +77,9 @@ up: install
 
 down: install
 	@$(BIN)/python -m workers.local down --home .relax
+
+diagrams: install
+	$(BIN)/python -m relax_infer.machines.diagrams docs/state-machines.md
+
+reference: install
+	$(BIN)/python -m relax_infer.config.reference docs/recipe.md
