@@ -16,7 +16,7 @@ from relax_infer.engines.evidence import write_evidence
 from relax_infer.machines import ReplicaState
 
 if TYPE_CHECKING:
-    from relax_infer.engines.actor import Kind, ReplicaDescription
+    from relax_infer.engines.actor import Kind, ReplicaDescription, ReplicaOutcome
 
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ class EngineGroup:
 
     The caller has done ``ray.init``. An operation is carried out once per operation id, however
     often it is asked for. A replica that fails does not raise: its report says ``FAILED`` and why,
-    and what the others reached. Raises :class:`StaleFence` when the operation's token is older
-    than one that was seen; then nothing was done.
+    and what the others reached. Raises :class:`StaleFence` when every replica has seen a later or a
+    rival token; then nothing was done. Where only some have, those are ``FAILED`` in the report.
     """
 
     def __init__(self, spec: EngineGroupSpec) -> None:
@@ -123,13 +123,13 @@ class EngineGroup:
 
         outcomes = await self._each(ask, unknown)
         stale = [outcome.stale for outcome in outcomes if outcome.stale is not None]
-        if stale:
+        if len(stale) == len(outcomes):
             raise StaleFence(op.fence, max(stale, key=lambda token: token.counter))
         given = [o.evidence for o in outcomes if o.evidence is not None]
         staged = None
         if given:
             staged = await asyncio.to_thread(write_evidence, spec, op.operation_id, given)
-        return GroupReport(replicas=tuple(o.report for o in outcomes), evidence=staged)
+        return GroupReport(replicas=tuple(_told(o) for o in outcomes), evidence=staged)
 
     async def _each(
         self, ask: Callable[[int], Awaitable[T]], unknown: Callable[[int, RelaxError], T]
@@ -226,6 +226,12 @@ class EngineGroup:
         actor = self._find_actor(replica)
         if actor is not None:
             ray.kill(actor)
+
+
+def _told(outcome: "ReplicaOutcome") -> ReplicaReport:
+    if outcome.stale is None:
+        return outcome.report
+    return outcome.report.model_copy(update={"state": ReplicaState.FAILED})
 
 
 async def _answer(call: Awaitable[T], timeout: float) -> T:

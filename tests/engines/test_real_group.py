@@ -210,6 +210,21 @@ async def test_a_stale_operation_is_refused_by_all_and_changes_nothing(real):
     assert [(r.state, r.weight_version) for r in report.replicas] == [(READY, 1), (READY, 1)]
 
 
+async def test_a_token_that_is_stale_for_one_replica_only_is_told_and_not_raised(real):
+    import ray
+
+    await real.ready(1)
+    spec = real.group.spec
+    operation = real.operation(1, operation_id="ahead")
+    ahead = FenceToken(counter=real.counter + 1, grant_id="ahead")
+    first = ray.get_actor(spec.actor_name(0), namespace=spec.namespace)
+    await first.operate.remote("onload", operation.model_copy(update={"fence": ahead}))
+    report = await real.group.onload(real.operation(1, fence=operation.fence))
+    assert states(report) == [ReplicaState.FAILED, READY]
+    assert "stale" in report.errors()[0]
+    assert len(report.errors()) == 1
+
+
 async def test_requests_are_settled_on_every_engine(real):
     report = await real.ready(1)
     asked = [
