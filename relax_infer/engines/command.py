@@ -95,6 +95,9 @@ def environment(
         # Else setproctitle erases the marker from the very processes that hold the memory.
         "SPT_NOENV": "1",
         "HF_HUB_OFFLINE": "1",
+        # Longer than callers keep idle connections: else one that is reused as it is being
+        # closed fails a request, and a POST is not sent again.
+        "SGLANG_TIMEOUT_KEEP_ALIVE": "600",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",

@@ -25,6 +25,8 @@ Beat = Callable[[int, int], None]
 """Told (groups done, groups in all) as the phase goes on."""
 
 TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
+ROUTER_LOST_ENGINE = b"call_upstream_request_error"
+"""sglang-router says 500 with this code when its connection to an engine broke."""
 
 
 @dataclass(frozen=True)
@@ -149,4 +151,6 @@ def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
 
 def _refusal(where: str, status: int, body: bytes) -> Exception:
     text = f"{where}: status {status}: {body[:300].decode(errors='replace')}"
-    return TransientError(text) if status in TRANSIENT_STATUSES else PermanentError(text)
+    no_connection = status == 500 and ROUTER_LOST_ENGINE in body
+    transient = status in TRANSIENT_STATUSES or no_connection
+    return TransientError(text) if transient else PermanentError(text)

@@ -14,6 +14,7 @@ from relax_infer.contracts.lease import LeaseStatus
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import RunInput, RunStatus, StepRecord, StepStatus
 from relax_infer.engines import read_request_log
+from relax_infer.machines import RunState
 from relax_infer.samples import StagingStore
 from relax_infer.training.ledger import Ledger, read_ledger
 
@@ -43,6 +44,18 @@ async def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
             return value
         await asyncio.sleep(0.02)
     raise AssertionError(f"{what}: not within {seconds:.0f} s")
+
+
+async def finish(handle: Handle, seconds: float = 420) -> RunStatus:
+    """The run's end; at once an error when it waits for a person or fails."""
+
+    async def over() -> RunStatus | None:
+        seen = await status(handle)
+        assert seen is None or seen.state not in (RunState.BLOCKED, RunState.FAILED), seen.doing
+        return seen if seen is not None and seen.state is RunState.DONE else None
+
+    await until(over, seconds, f"the end of {handle.id}")
+    return await handle.result()
 
 
 async def status(handle: Handle) -> RunStatus | None:

@@ -10,7 +10,7 @@ from temporalio.client import Client
 
 from relax_infer.machines import RunState, StepPhase
 from relax_infer.transfer import partition_name, read_partition, stop_owner
-from tests.e2e.looking import Handle, RunFiles, start, step_status, until
+from tests.e2e.looking import Handle, RunFiles, finish, start, step_status, until
 from workers.local import Stack
 
 pytestmark = [
@@ -50,7 +50,7 @@ async def test_a_killed_worker_costs_only_what_was_in_flight(
     assert len(set(rows.keys)) == 256
     stack.start_worker()
 
-    done = await handle.result()
+    done = await finish(handle)
     assert done.state is RunState.DONE
     assert done.step == 3
     nothing_staged_was_asked_again(files, 1, "generated", generated_before)

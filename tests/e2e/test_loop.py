@@ -7,7 +7,7 @@ from temporalio.client import Client
 
 from relax_infer.machines import RunState, StepPhase
 from relax_infer.report import write_report
-from tests.e2e.looking import RunFiles, start, status, until
+from tests.e2e.looking import RunFiles, finish, start, status, until
 from workers.local import Stack
 
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
 async def test_three_steps_from_prompts_to_new_weights(stack: Stack, client: Client, tmp_path):
     """The quickstart, shorter: every part real, each thing that the step promised is on record."""
     handle = await start(client, steps=3, overrides={"evaluation.every": 3})
-    done = await handle.result()
+    done = await finish(handle)
     assert done.state is RunState.DONE
     assert done.step == 3
     files = RunFiles(stack.home, handle.id)
@@ -93,7 +93,7 @@ async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
     ]
     histories = (await handle.describe()).run_id
     assert histories != handle.first_execution_run_id
-    done = await handle.result()
+    done = await finish(handle)
     assert done.step == 6
     steps = [entry.result.step for entry in RunFiles(stack.home, run).ledger().entries]
     assert steps == [1, 2, 3, 4, 5, 6]
@@ -133,7 +133,7 @@ async def test_restarted_engines_let_go_by_a_proved_stop(stack: Stack, client: C
         "rollout.prompts_per_step": 4,
     }
     handle = await start(client, steps=3, overrides=overrides)
-    done = await handle.result()
+    done = await finish(handle)
     assert done.state is RunState.DONE
     files = RunFiles(stack.home, handle.id)
     proofs = [

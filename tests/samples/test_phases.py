@@ -91,6 +91,15 @@ async def test_a_status_that_says_later_is_transient(
         await generate(**phase, router_url=upstream.url)
 
 
+async def test_a_router_that_lost_its_engine_is_transient(
+    phase: dict[str, Any], upstream: Upstream
+):
+    body = '{"error": {"code": "call_upstream_request_error"}}'
+    upstream.fault = lambda p: web.Response(status=500, text=body)
+    with pytest.raises(TransientError, match="call_upstream"):
+        await generate(**phase, router_url=upstream.url)
+
+
 @pytest.mark.parametrize("status", [400, 404, 500])
 async def test_another_status_is_permanent(phase: dict[str, Any], upstream: Upstream, status: int):
     upstream.fault = lambda p: web.Response(status=status, text="no")
