@@ -8,7 +8,7 @@ import inspect
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from relax_infer.machines import ALL, Machine
 
@@ -26,7 +26,8 @@ def page() -> str:
     return "\n".join([_HEAD, *(_section(machine) for machine in ALL)])
 
 
-def _section(machine: Machine[Any, Any]) -> str:
+def _section(table: object) -> str:
+    machine = cast("Machine[StrEnum, StrEnum]", table)
     parts = [f"## {machine.name}\n", "```mermaid", "stateDiagram-v2"]
     parts.append(f"    [*] --> {machine.initial}")
     joined: dict[tuple[str, str], list[str]] = {}
