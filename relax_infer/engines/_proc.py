@@ -32,7 +32,7 @@ class ProcessStamp(Message):
 
 @dataclass(frozen=True)
 class ProcessRow:
-    """One live process; zombies are left out, they hold nothing."""
+    """One live process; zombies without a living thread are left out, they hold nothing."""
 
     stamp: ProcessStamp
     parent: int
@@ -80,7 +80,7 @@ def process(pid: int) -> ProcessRow | None:
     # The name stands in parentheses and may hold anything, parentheses included.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
-    if fields[0] in _DEAD:
+    if fields[0] in _DEAD and not _threads_live(pid):
         return None
     return ProcessRow(
         stamp=ProcessStamp(pid=pid, started=int(fields[19])),
@@ -89,6 +89,23 @@ def process(pid: int) -> ProcessRow | None:
         uid=uid,
         command=head.partition("(")[2],
     )
+
+
+def _threads_live(pid: int) -> bool:
+    """Whether a thread is left: a process whose first thread ended shows Z and holds all it held
+    until the last one has gone."""
+    try:
+        tasks = list((_PROC / str(pid) / "task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    for task in tasks:
+        try:
+            text = (task / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if text.rpartition(")")[2].split()[0] not in _DEAD:
+            return True
+    return False
 
 
 def environment(pid: int) -> dict[bytes, bytes] | None:
