@@ -161,7 +161,9 @@ class ScriptedWorld:
         self.resident[role] = False
         self.log.append((role, "offload"))
 
-    def _report(self, group: EngineGroupSpec, state: ReplicaState, error: str | None = None):
+    def _report(
+        self, group: EngineGroupSpec, state: ReplicaState, error: str | None = None
+    ) -> GroupReport:
         return GroupReport(
             replicas=tuple(
                 ReplicaReport(
