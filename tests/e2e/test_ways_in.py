@@ -1,0 +1,80 @@
+"""The documented ways to start a run work as they are written."""
+
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+
+from relax_infer.contracts.run import RunStatus
+from relax_infer.machines import RunState
+from tests.e2e.looking import finish
+from workers.local import Stack
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+async def test_the_python_program_of_the_documentation_runs(stack: Stack, tmp_path: Path):
+    (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), re.DOTALL)
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    assert '"run-1"' in program
+    assert '"127.0.0.1:7233"' in program
+    program = program.replace("run-1", run).replace("127.0.0.1:7233", stack.temporal_address)
+    (tmp_path / "client.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "client.py"],
+        env=stack.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    status = RunStatus.model_validate_json(done.stdout)
+    assert status.state is RunState.DONE
+    assert status.step == 1
+
+
+async def test_the_temporal_command_line_starts_a_run_as_typed(stack: Stack, client: Client):
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    document = '{"recipe": "quickstart", "steps": 1, "overrides": {"evaluation.every": 0}}'
+    subprocess.run(
+        ["temporal", "workflow", "start", "--type", "TrainingRun", "--task-queue", "relax",
+         "--workflow-id", run, "--input", document],
+        env=stack.environment(),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+    handle = client.get_workflow_handle(run, result_type=RunStatus)
+    assert (await finish(handle)).step == 1
+
+
+async def test_input_that_cannot_be_read_fails_at_once(stack: Stack, client: Client):
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    subprocess.run(
+        ["temporal", "workflow", "start", "--type", "TrainingRun", "--task-queue", "relax",
+         "--workflow-id", run, "--input", '{"recipe": "quickstart", "stepz": 1}'],
+        env=stack.environment(),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+    shown = subprocess.run(
+        ["temporal", "workflow", "result", "--workflow-id", run],
+        env=stack.environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.returncode != 0
+    assert "stepz" in shown.stdout + shown.stderr
