@@ -52,8 +52,8 @@ def _fill(folder: Path, name: str, seed: int) -> None:
         print(f"{name}: update {update} of {plan.updates}, loss {loss:.3f}", flush=True)
 
     torch.set_num_threads(1)
-    last = seed if plan.seed is None else seed + FURTHER_SEEDS
-    for tried in range(seed, last + 1):
+    tried, last = seed, seed if plan.seed is None else seed + FURTHER_SEEDS
+    while True:
         model = _training.new_model(tried)
         _training.teach(model, plan, tried, told)
         accuracy = _training.accuracy(name, model)
@@ -63,8 +63,9 @@ def _fill(folder: Path, name: str, seed: int) -> None:
         except PermanentError:
             if tried == last:
                 raise
-            continue
-        break
+            tried += 1
+        else:
+            break
     model.save_pretrained(folder)
     hugging_face_tokenizer().save_pretrained(folder)
     measured = {"model": name, "seed": tried, "problems": HELD_OUT, "accuracy": accuracy}
