@@ -29,11 +29,8 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def ray(stack: Stack) -> Iterator[None]:
     """This process joins the stack's Ray cluster, to look at actors."""
-    import ray
-
-    ray.init(address=stack.ray_address, namespace="tests", log_to_driver=False)
-    yield
-    ray.shutdown()
+    with stack.joined_ray("tests"):
+        yield
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
