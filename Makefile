@@ -18,7 +18,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := lock/requirements.lock lock/dev.lock
 STAMP := $(VENV)/.installed
-CPU_TORCH := https://download.pytorch.org/whl/cpu
+# A package index with CPU builds of torch, for machines whose default index has CUDA builds only.
+TORCH_INDEX ?=
 STEPS ?= 40
 ARGS ?=
 # Also `make -j` runs one thing at a time: the real stack wants the whole machine.
@@ -46,10 +47,14 @@ install:
 	fi
 	echo "Installing the packages of $(LOCKS) into $(VENV), about 2.4 GB and two minutes"
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps $(addprefix -r ,$(LOCKS))
-	if ! $(BIN)/python -c 'import torch' 2>/dev/null; then
-	  echo "This torch needs CUDA libraries that are not here: taking the CPU build"
+	if [ -n "$(TORCH_INDEX)" ]; then
 	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall \
-	    --index-url $(CPU_TORCH) $$(grep -E '^torch==' lock/requirements.lock)
+	    --index-url "$(TORCH_INDEX)" $$(grep -E '^torch==' lock/requirements.lock)
+	fi
+	if ! $(BIN)/python -c 'import torch' 2>/dev/null; then
+	  echo "The torch that was installed does not load here: it is probably a CUDA build on a" \
+	    "machine without CUDA. Name an index with CPU builds: make TORCH_INDEX=URL" >&2
+	  exit 2
 	fi
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	echo "$$wanted" > $(STAMP)
