@@ -1,6 +1,7 @@
 """One real local stack for the tests of this folder: Temporal, Ray, worker; engines per run."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,10 @@ from workers.local import Stack, down, up
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
+    """A fresh one, or the one that is up in ``RELAX_E2E_HOME`` (to save time while developing)."""
+    if kept := os.environ.get("RELAX_E2E_HOME"):
+        yield Stack.load(Path(kept))
+        return
     home = Path(tempfile.mkdtemp(prefix="relax-e2e-"))
     stack = up(home, gpus=2)
     try:

@@ -1,13 +1,21 @@
 """The loop on real parts: SGLang, sglang-router, Ray, TransferQueue, Megatron, Temporal."""
 
+import json
+import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.client import Client
 
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.lease import LifecycleInput
+from relax_infer.engines import EngineGroup
+from relax_infer.gateway.front import Front
 from relax_infer.machines import RunState, StepPhase
 from relax_infer.report import write_report
-from tests.e2e.looking import RunFiles, finish, start, status, until
+from tests.e2e.looking import Handle, RunFiles, finish, start, status, until
 from workers.local import Stack
 
 pytestmark = [
@@ -17,7 +25,9 @@ pytestmark = [
 ]
 
 
-async def test_three_steps_from_prompts_to_new_weights(stack: Stack, client: Client, tmp_path):
+async def test_three_steps_from_prompts_to_new_weights(
+    stack: Stack, client: Client, tmp_path: Path
+):
     """The quickstart, shorter: every part real, each thing that the step promised is on record."""
     handle = await start(client, steps=3, overrides={"evaluation.every": 3})
     done = await finish(handle)
@@ -62,9 +72,6 @@ async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
 ):
     """Killed while it runs: the Temporal server, the gateway and the router. The lease, the roles
     and the engines are the same ones before and after."""
-    from relax_infer.engines import EngineGroup
-    from relax_infer.gateway.front import Front
-
     plan = {"evaluation.every": 0, "distillation": None, "rollout.prompts_per_step": 8}
     handle = await start(client, steps=6, steps_per_history=1, overrides=plan)
     run = handle.id
@@ -76,8 +83,8 @@ async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
 
     front = await Front(run).describe()
     assert front is not None
-    kill(front["gateway"]["pid"])
-    kill(front["router"]["pid"])
+    kill(front["gateway_pid"])
+    kill(front["router_pid"])
     await until(lambda: at_step(handle, 2), 200, "a step after gateway and router died")
 
     stack.kill("temporal", signal.SIGKILL)
@@ -99,21 +106,18 @@ async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
-async def at_step(handle, step: int) -> bool:
+async def at_step(handle: Handle, step: int) -> bool:
     seen = await status(handle)
     assert seen is None or seen.state is not RunState.BLOCKED, seen
     return seen is not None and seen.step >= step
 
 
 def kill(pid: int) -> None:
-    import os
-
     os.kill(pid, signal.SIGKILL)
 
 
-async def plan_groups(client: Client, run: str):
-    from relax_infer.contracts.lease import LifecycleInput
-
+async def plan_groups(client: Client, run: str) -> list[EngineGroupSpec]:
+    """The specs that two of the run's EngineLifecycles were started with."""
     groups = []
     for name in ("rollout.policy", "genrm.judge"):
         history = await client.get_workflow_handle(f"{run}.{name}").fetch_history()
@@ -145,7 +149,5 @@ async def test_restarted_engines_let_go_by_a_proved_stop(stack: Stack, client: C
     assert files.record(3).result.weights.version == 3
 
 
-def evidence(path) -> list[dict]:
-    import json
-
+def evidence(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())
