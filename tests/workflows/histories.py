@@ -1,13 +1,17 @@
 """Histories of finished runs on real parts: export them, replay them.
 
-``python -m tests.workflows.histories export ADDRESS RUN`` writes the histories of a run, its step,
-lease, roles and engine groups to tests/histories; ``replay`` replays all of them in this process.
+``python -m tests.workflows.histories export ADDRESS RUN HOME`` writes the histories of a run, its
+steps, lease, roles and engine groups to tests/histories, without the names of the machine and of
+the folder HOME; ``replay`` replays all of them in this process.
 """
 
 import asyncio
+import base64
 import gzip
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from temporalio.client import Client, WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
@@ -17,20 +21,35 @@ from workers._runner import FAILS_WORKFLOW, workflow_runner
 from workflows import WORKFLOWS
 
 FOLDER = Path(__file__).parents[1] / "histories"
+NAMES = (".step-0", ".step-1", ".lease", ".rollout", ".genrm", ".rollout.policy", ".weights-1")
 
 
-async def export(address: str, run: str) -> None:
+async def export(address: str, run: str, home: str) -> None:
     client = await Client.connect(address)
-    names = [".step-0", ".step-1", ".lease", ".rollout", ".genrm", ".rollout.policy", ".weights-1"]
-    for name in ["", *names]:
+    for name in ("", *NAMES):
         history = await client.get_workflow_handle(f"{run}{name}").fetch_history()
+        document = _nameless(json.loads(history.to_json()), home)
         path = FOLDER / f"{(name or '.run').removeprefix('.')}.json.gz"
-        path.write_bytes(gzip.compress(history.to_json().encode(), mtime=0))
+        path.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
+
+
+def _nameless(value: Any, home: str, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {k: _nameless(v, home, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_nameless(v, home) for v in value]
+    if key == "data" and isinstance(value, str):
+        payload = base64.b64decode(value).replace(home.encode(), b"/relax")
+        return base64.b64encode(payload).decode()
+    if key == "identity":
+        return "worker"
+    return value.replace(home, "/relax") if isinstance(value, str) else value
 
 
 def load(path: Path) -> WorkflowHistory:
     text = gzip.decompress(path.read_bytes()).decode()
-    return WorkflowHistory.from_json(f"replayed-{path.name.partition('.json')[0]}", text)
+    began = json.loads(text)["events"][0]["workflowExecutionStartedEventAttributes"]
+    return WorkflowHistory.from_json(began["workflowId"], text)
 
 
 async def replay() -> int:
@@ -49,6 +68,6 @@ async def replay() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "export":
-        asyncio.run(export(*sys.argv[2:4]))
+        asyncio.run(export(*sys.argv[2:5]))
     else:
         print(asyncio.run(replay()))
