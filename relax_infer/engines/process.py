@@ -52,6 +52,15 @@ class EngineProcess:
         """Whether the server's first process is gone (others of its tree may live on)."""
         return self._popen is None or self._popen.poll() is not None
 
+    async def exits_within(self, seconds: float) -> bool:
+        """Wait for the server's first process to be gone."""
+        deadline = time.monotonic() + seconds
+        while not self.exited():
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL)
+        return True
+
     def ended(self) -> bool:
         """Whether no process of the engine is left on this host, as far as one scan tells."""
         return self.exited() and not find_processes(self.holder.processes)

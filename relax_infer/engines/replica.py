@@ -30,6 +30,8 @@ from relax_infer.engines.process import EngineProcess, end_engine, local_path, s
 from relax_infer.machines import REPLICA, ReplicaEvent, ReplicaState
 
 _E = ReplicaEvent
+_DYING_SECONDS = 2.0
+"""Between a killed server's closed socket and the end of its process."""
 _AWAKE = (ReplicaState.READY, ReplicaState.ONLOADING)
 
 
@@ -129,7 +131,7 @@ class EngineReplica:
         if not asleep:
             self._advance(_E.DRAIN_STARTED)
         try:
-            evidence = await (self._gone(op) if by_ending else self._asleep(op))
+            evidence = await (self._gone(op) if by_ending else self._asleep_or_gone(op))
         except BaseException as error:
             self._fail(_E.DEATH_NOTICED if asleep else _E.DRAIN_FAILED, error)
             if isinstance(error, PermanentError | TransientError):
@@ -152,6 +154,15 @@ class EngineReplica:
             raise
         self._advance(_E.RELEASE_PROVED)
         return evidence
+
+    async def _asleep_or_gone(self, op: EngineOperation) -> ReleaseEvidence:
+        """A server that dies while it is asked to let go is released by proof instead."""
+        try:
+            return await self._asleep(op)
+        except UnconfirmedError:
+            if self.engine is None or not await self.engine.exits_within(_DYING_SECONDS):
+                raise
+            return await self._gone(op)
 
     async def _asleep(self, op: EngineOperation) -> ReleaseEvidence:
         if self.engine is None:
