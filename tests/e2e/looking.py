@@ -105,7 +105,7 @@ class RunFiles:
         """Events of every engine's request log for request ids of a prefix, in order of time."""
         events = [
             event
-            for path in self.folder.glob("engines/**/*requests*.jsonl")
+            for path in self.folder.glob("engines/requests/*.jsonl")
             for event in read_request_log(path)
             if str(event["rid"]).startswith(prefix)
         ]
