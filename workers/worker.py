@@ -77,7 +77,7 @@ def connect_ray() -> None:
         address=os.environ.get("RAY_ADDRESS", "auto"),
         namespace="relax",
         log_to_driver=False,
-        logging_level="WARNING",
+        logging_level=logging.WARNING,
     )
 
 
