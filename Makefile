@@ -4,6 +4,7 @@
 #   make test             check, unit tests, tests on the real stack
 #   make check            ruff, format, pyright, import rules
 #   make unit / make real the two halves of the tests; ARGS='-k word' goes to pytest
+#   make slow             forty steps in every mode, and a control that must not learn
 #   make up / make down   the local stack in .relax
 #   make diagrams         docs/state-machines.md from the transition tables
 #   make reference        docs/recipe.md from the typed recipe
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check unit real up down diagrams reference
+.PHONY: help install demo test check unit real slow up down diagrams reference
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -73,6 +74,9 @@ check: install
 
 unit: install
 	$(BIN)/python -m pytest -m "not real and not slow" --durations=10 $(ARGS)
+
+slow: install
+	$(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
 
 real: install
 	$(BIN)/python -m pytest -m "real and not slow" --durations=10 $(ARGS)
