@@ -14,6 +14,13 @@ from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.training import TrainerOperation, TrainerSpec
 
 T = TypeVar("T")
+MEGATRON_WARNS = [
+    pytest.mark.filterwarnings("ignore:::megatron"),
+    pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
+"""What Megatron-Core warns of itself, and PyTorch of what Megatron-Core uses."""
+
 InThread = Callable[[Callable[[], Any]], Any]
 
 # Head width times heads is not the hidden size, and groups share keys: both are easy to get wrong.

@@ -13,10 +13,14 @@ import torch
 from relax_infer.training import PolicyTrainer
 from relax_infer.training.hf_folder import read_tensors
 from relax_infer.transfer import rows_of_table
-from tests.training.conftest import InThread, make_spec, write_model
+from tests.training.conftest import MEGATRON_WARNS, InThread, make_spec, write_model
 from tests.transfer.tables import read_table, scored_table, write_table
 
-pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.real,
+    *MEGATRON_WARNS,
+    pytest.mark.timeout(180),
+]
 
 _ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ from relax_infer.contracts.training import TrainerSpec, TrainResult
 from relax_infer.training import PolicyTrainer, read_ledger, weights_digest
 from relax_infer.training.hf_folder import read_tensors
 from relax_infer.transfer import PublishedRows, Ragged, rows_of_table
-from tests.training.conftest import InThread, make_spec, write_model
+from tests.training.conftest import MEGATRON_WARNS, InThread, make_spec, write_model
 from tests.transfer.tables import scored_table
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = MEGATRON_WARNS
 
 Make = Callable[..., PolicyTrainer]
 

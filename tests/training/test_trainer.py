@@ -19,10 +19,10 @@ from relax_infer.engines import check_evidence
 from relax_infer.training.residence import Residence, TrainerFiles
 from relax_infer.training.trainer import TrainerActor
 from relax_infer.transfer import PublishedRows, rows_digest, rows_of_table
-from tests.training.conftest import operation
+from tests.training.conftest import MEGATRON_WARNS, operation
 from tests.transfer.tables import scored_table
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = MEGATRON_WARNS
 
 Make = Callable[[], Awaitable[TrainerActor]]
 

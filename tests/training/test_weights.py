@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from relax_infer.training import cpu_megatron
-from tests.training.conftest import InThread
+from tests.training.conftest import MEGATRON_WARNS, InThread
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = MEGATRON_WARNS
 
 _PARTS = {
     "whole": [(24,)],

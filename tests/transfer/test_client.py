@@ -12,8 +12,6 @@ from relax_infer.transfer._client import Connection, QueueClient, client_of, pre
 from relax_infer.transfer.owner import QueueOwner
 from tests.transfer.tables import scored_table
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[Connection]:

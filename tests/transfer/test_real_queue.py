@@ -23,7 +23,7 @@ from relax_infer.transfer import (
 from relax_infer.transfer.owner import queue_parts
 from tests.transfer.tables import scored_table
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 _ROOT = Path(__file__).parents[2]
 _WORKER = """
