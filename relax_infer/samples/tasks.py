@@ -26,6 +26,11 @@ class Task(Protocol):
     @property
     def eos_id(self) -> int: ...
 
+    @property
+    def vocab_size(self) -> int:
+        """Of the policy and of every model that scores its tokens."""
+        ...
+
     def prompts(self, seed: int, step: int, n: int) -> list[Problem]:
         """The ``n`` training problems of a step, drawn with replacement."""
         ...

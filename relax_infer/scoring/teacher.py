@@ -52,7 +52,7 @@ async def score_with_teacher(
             answer = await asker.post(
                 url, _prefill(sample, teacher.model_id), sample.group, sample.sample
             )
-            log_probs = input_log_probs(answer, sample)
+            log_probs = input_log_probs(answer, sample, task.vocab_size)
         return {
             "run": sample.run,
             "step": sample.step,
@@ -81,8 +81,12 @@ def _prefill(sample: Sample, model: str) -> dict[str, Any]:
     }
 
 
-def input_log_probs(answer: Any, sample: Sample) -> list[float]:
-    """The R log-probs in a prefill's answer; its first entry is the last prompt token's."""
+def input_log_probs(answer: Any, sample: Sample, vocab_size: int) -> list[float]:
+    """The R log-probs in a prefill's answer; its first entry is the last prompt token's.
+
+    SGLang names the vocabulary's last token 0 in this list (it clips the padding values of image
+    tokens so); the log-prob beside it is the token's own.
+    """
     try:
         rows = answer["meta_info"]["input_token_logprobs"]
         tokens = [int(row[1]) for row in rows]
@@ -93,6 +97,7 @@ def input_log_probs(answer: Any, sample: Sample) -> list[float]:
         raise PermanentError(
             f"{sample.name}: the Teacher gave {len(rows)} log-probs, {expected} were due"
         )
-    if tuple(tokens[1:]) != sample.response_ids:
+    named = [0 if token >= vocab_size - 1 else token for token in sample.response_ids]
+    if tokens[1:] != named:
         raise PermanentError(f"{sample.name}: the Teacher's log-probs are of other tokens")
     return [float(row[0]) for row in rows[1:]]

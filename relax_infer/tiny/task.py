@@ -6,7 +6,7 @@ from functools import cache
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.samples.tasks import Problem, UnparsableVerdict
-from relax_infer.tiny.vocabulary import EOS, decode, encode
+from relax_infer.tiny.vocabulary import EOS, TOKENS, decode, encode
 
 HELD_OUT = 512
 """Problems that no model and no run is ever trained on."""
@@ -41,6 +41,7 @@ class Sort4Task:
     """
 
     eos_id = EOS
+    vocab_size = len(TOKENS)
 
     def __init__(self, held_out: int = HELD_OUT) -> None:
         if not 0 < held_out <= HELD_OUT:

@@ -167,6 +167,36 @@ async def test_a_teacher_that_gives_too_few_log_probs_is_refused(
         await taught(phase, upstream, source)
 
 
+async def test_the_last_token_of_the_vocabulary_is_taken_though_sglang_names_it_0(
+    phase: dict[str, Any], upstream: Upstream, store: StagingStore
+):
+    upstream.output = [3, 31, EOS]
+    source = (await generate(**phase, router_url=upstream.url)).staged
+
+    def clipped(payload: dict[str, Any]) -> dict[str, Any]:
+        answer = upstream._good(payload)
+        for row in answer["meta_info"]["input_token_logprobs"]:
+            row[1] = 0 if row[1] == 31 else row[1]
+        return answer
+
+    upstream.fault = clipped
+    rows = store.read_table(await taught(phase, upstream, source)).to_pylist()
+    assert {tuple(row["teacher_log_probs"]) for row in rows} == {(-0.25, -0.25, -0.25)}
+
+
+async def test_log_probs_of_other_tokens_are_no_teaching(phase: dict[str, Any], upstream: Upstream):
+    source = await staged(phase, upstream)
+
+    def mixed(payload: dict[str, Any]) -> dict[str, Any]:
+        answer = upstream._good(payload)
+        answer["meta_info"]["input_token_logprobs"][-1][1] = 0
+        return answer
+
+    upstream.fault = mixed
+    with pytest.raises(PermanentError, match="other tokens"):
+        await taught(phase, upstream, source)
+
+
 async def test_scores_of_another_step_are_refused(
     phase: dict[str, Any], upstream: Upstream, store: StagingStore
 ):
