@@ -15,6 +15,7 @@ from temporalio.worker import (
 )
 
 from relax_infer.contracts.failures import RelaxError, TransientError
+from relax_infer.contracts.fence import StaleFence
 
 _BEAT = 1.0
 """Seconds between heartbeats; the shortest heartbeat timeout in the table is eight of them."""
@@ -36,7 +37,7 @@ class _Boundary(ActivityInboundInterceptor):
             raise ApplicationError(
                 str(error), type=error.kind, non_retryable=error.kind != TransientError.kind
             ) from error
-        except ValidationError as error:
+        except (ValidationError, StaleFence) as error:
             raise ApplicationError(str(error), type="Permanent", non_retryable=True) from error
         except asyncio.CancelledError:
             if not activity.is_worker_shutdown():

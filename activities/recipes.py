@@ -95,6 +95,7 @@ def _plan(run: RunRef, recipe: Recipe, models: dict[str, Path]) -> RunPlan:
         placement_group=POOL,
         bundles=(),
         ray_gpu_fraction=train.ray_gpu_fraction,
+        device=device,
         seed=recipe.seed,
         learning_rate=train.learning_rate,
         betas=train.betas,
