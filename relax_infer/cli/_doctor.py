@@ -61,10 +61,7 @@ def show_findings(findings: list[Finding], *, as_json: bool) -> None:
 
 
 def _python() -> Finding:
-    found = sys.version.split()[0]
-    if sys.version_info >= (3, 11):
-        return Finding("python", "ok", f"{found}, {sys.executable}")
-    return Finding("python", "missing", f"{found}.", "Use Python 3.11 or newer.")
+    return Finding("python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
 
 
 def _checkout() -> list[Finding]:
@@ -86,10 +83,10 @@ def shadows(root: Path) -> list[Finding]:
     path = [str(Path.cwd()), *(entry for entry in sys.path if entry)]
     for name in _OURS:
         spec = PathFinder.find_spec(name, path)
-        origin = (
-            (spec.origin or next(iter(spec.submodule_search_locations or ()), "")) if spec else ""
-        )
-        if spec and not Path(origin).resolve().is_relative_to(root):
+        if spec is None:
+            continue
+        origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+        if not Path(origin).resolve().is_relative_to(root):
             found.append(
                 Finding(
                     name,
@@ -107,11 +104,11 @@ def _programs() -> list[Finding]:
         beside = Path(sys.executable).parent / name
         path = str(beside) if beside.exists() else shutil.which(name)
         cure = "Install the project with `make install` and use its .venv."
-        found.append(
-            Finding(name, "ok", path)
-            if path
-            else Finding(name, "missing", f"not in {beside.parent}, not on PATH.", cure)
-        )
+        if path:
+            found.append(Finding(f"program {name}", "ok", path))
+            continue
+        where = f"not in {beside.parent}, not on PATH."
+        found.append(Finding(f"program {name}", "missing", where, cure))
     return found
 
 

@@ -32,6 +32,8 @@ from relax_infer.machines import RUN, RunState
 
 WORKFLOW, QUEUE = "TrainingRun", "relax"
 _QUERY = timedelta(seconds=10)
+_QUERY_OF_ENDED = timedelta(seconds=3)
+"""A run that is over can do without the answer."""
 _UPDATE = 60.0
 _RUNNING = WorkflowExecutionStatus.RUNNING
 _SILENT = (
@@ -180,7 +182,7 @@ class Runs:
             return await typed.result(rpc_timeout=_QUERY)
         except WorkflowFailureError as failure:
             error = _words(failure.cause)
-        status = await self._query(handle, "status", RunStatus)
+        status = await self._query(handle, "status", RunStatus, _QUERY_OF_ENDED)
         if status is not None and status.state in RUN.terminal:
             return status
         how = described.status.name if described.status else "closed"
@@ -198,10 +200,16 @@ class Runs:
             return None
         return await self._query(self._client.get_workflow_handle(workflow), query, kind)
 
-    async def _query(self, handle: WorkflowHandle[Any, Any], query: str, kind: type[M]) -> M | None:
+    async def _query(
+        self,
+        handle: WorkflowHandle[Any, Any],
+        query: str,
+        kind: type[M],
+        timeout: timedelta = _QUERY,
+    ) -> M | None:
         """None if there is no such workflow, or nobody to answer for it."""
         try:
-            return await handle.query(query, result_type=kind, rpc_timeout=_QUERY)
+            return await handle.query(query, result_type=kind, rpc_timeout=timeout)
         except WorkflowQueryFailedError:
             return None
         except RPCError as error:

@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from relax_infer.scoring.assembly import validate_scores, write_back
     from relax_infer.scoring.genrm import score_with_genrm
     from relax_infer.scoring.metrics import batch_metrics, export_samples
     from relax_infer.scoring.rewards import RewardAdapter, get_reward, register_reward
     from relax_infer.scoring.teacher import score_with_teacher
-    from relax_infer.scoring.assembly import validate_scores, write_back
 
 _HOME = {
     "RewardAdapter": "rewards",

@@ -48,7 +48,7 @@ async def test_rows_outlive_the_worker_that_opened_the_queue_and_put_them(
     ray_address: str,
 ) -> None:
     await stop_owner()
-    died = subprocess.run(  # noqa: ASYNC221
+    died = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _WORKER, ray_address],
         cwd=_ROOT,
         capture_output=True,

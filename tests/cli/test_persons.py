@@ -1,0 +1,91 @@
+"""What a person asks of a run, over the scripted world on a real Temporal server."""
+
+import json
+
+from tests.cli.conftest import Command, Temporal, Watching, eventually
+from tests.workflows.scripted_world import ScriptedWorld
+
+
+def status(remote: Command, run: str) -> dict[str, object]:
+    return json.loads(remote("status", run, "--json").stdout)
+
+
+def test_a_run_that_gave_up_on_a_step_exits_3_and_goes_on_when_resolved(
+    remote: Command, temporal: Temporal, run_id: str
+):
+    world = ScriptedWorld()
+    world.faults["judge_samples"] = ["refuse"]
+    with temporal.working(world):
+        blocked = remote("run", "quickstart", "--run-id", run_id, "--steps", "1")
+        assert blocked.exit_code == 3, blocked.output
+        assert "judge_samples refused" in blocked.stdout
+        assert f"relax-infer resolve {run_id} --who NAME --why TEXT --stop" in blocked.stdout
+        assert remote("status", run_id).exit_code == 3
+        answered = remote("resolve", run_id, "--who", "ada", "--why", "the judge is back")
+        assert answered.exit_code == 0, answered.output
+        again = remote("run", "quickstart", "--run-id", run_id)
+    assert again.exit_code == 0, again.output
+    assert f"{run_id}  DONE" in again.stdout
+    assert sorted(world.ledger) == [1]
+
+
+def test_a_blocked_lease_is_released_only_by_who_saw_that_its_holder_is_gone(
+    remote: Command, temporal: Temporal, run_id: str
+):
+    world = ScriptedWorld(reconcile_timeout=0.2)
+    world.faults["offload_engines"] = ["", "", "", "", "wedge"]
+    world.faults["probe_engines"] = ["unknown"] * 40
+    person = ("--who", "ada", "--why", "looked")
+    with temporal.working(world):
+        blocked = remote("run", "quickstart", "--run-id", run_id, "--steps", "1")
+        assert blocked.exit_code == 3, blocked.output
+        assert "may still hold its GPUs" in blocked.stdout
+        refused = remote("resolve", run_id, *person)
+        assert refused.exit_code == 2
+        assert "confirm_released" in refused.stderr
+        assert status(remote, run_id)["state"] == "BLOCKED"
+        world.resident = {}
+        answered = remote("resolve", run_id, *person, "--confirm-released")
+        assert answered.exit_code == 0, answered.output
+        eventually(lambda: status(remote, run_id)["state"] != "BLOCKED")
+        assert remote("stop", run_id).exit_code == 0
+        ended = remote("run", "quickstart", "--run-id", run_id)
+    assert ended.exit_code in (0, 2), ended.output  # 2: it was over before we could attach
+    assert status(remote, run_id)["state"] == "DONE"
+
+
+def test_a_run_pauses_resumes_and_stops(remote: Command, temporal: Temporal, run_id: str):
+    with temporal.working(ScriptedWorld()):
+        remote("run", "quickstart", "--run-id", run_id, "--steps", "500", "--no-follow")
+        too_early = remote("pause", run_id)
+        assert too_early.exit_code == 2, too_early.output
+        assert "not legal while the run is STARTING; legal: " in too_early.stderr
+        eventually(lambda: status(remote, run_id)["state"] == "RUNNING")
+        paused = remote("pause", run_id)
+        assert paused.exit_code == 0, paused.output
+        assert f"{run_id}  PAUSING" in paused.stdout
+        eventually(lambda: status(remote, run_id)["state"] == "PAUSED")
+        twice = remote("pause", run_id)
+        assert twice.exit_code == 2
+        assert "RESUME_ASKED" in twice.stderr
+        assert f"{run_id}  RUNNING" in remote("resume", run_id).stdout
+        with Watching("run", "quickstart", "--run-id", run_id) as watching:
+            watching.next_line("GPUs: ")
+            assert f"{run_id}  STOPPING" in remote("stop", run_id).stdout
+            code, output = watching.end()
+        assert code == 0, output
+        assert f"{run_id}  DONE" in output
+        late = remote("stop", run_id)
+    assert late.exit_code == 2
+    assert f"Run {run_id} is over (DONE)" in late.stderr
+
+
+def test_nobody_is_left_waiting_when_no_worker_answers(
+    remote: Command, temporal: Temporal, run_id: str
+):
+    remote("run", "quickstart", "--run-id", run_id, "--no-follow")
+    asked = remote("pause", run_id)
+    assert asked.exit_code == 2
+    assert "no worker answers for it" in asked.stderr
+    assert "`relax-infer worker`" in asked.stderr
+    temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
