@@ -48,22 +48,23 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
     before = read_stack(wishes.home)
     local = before is not None or find_target(wishes.home) is None
     stack = _bring_up(wishes, checked) if local else None
+    begun = _Begun()
     try:
         if stack is not None:
             _check_gpus(stack, checked)
-        identity = asyncio.run(_begin(wishes, checked))
-    except BaseException:
-        if stack is not None and (before is None or before.stack != stack.stack):
-            typer.echo("Ends the local stack that was started for this run.")
-            end_stack(wishes.home, typer.echo)
-        raise
-    if not wishes.watch:
-        return Code.DONE
-    try:
-        glance = asyncio.run(_watch(wishes.home, identity))
-    except KeyboardInterrupt:
-        typer.echo(f"Run {identity} goes on; `relax-infer status {identity}` looks at it.")
+        glance = asyncio.run(_begin_and_watch(wishes, checked, begun))
+    except BaseException as error:
+        if begun.run is None:
+            if stack is not None and (before is None or before.stack != stack.stack):
+                typer.echo("Ends the local stack that was started for this run.")
+                end_stack(wishes.home, typer.echo)
+            raise
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        typer.echo(f"Run {begun.run} goes on; `relax-infer status {begun.run}` looks at it.")
         return INTERRUPTED
+    if glance is None:
+        return Code.DONE
     code = _hand_over(glance, wishes)
     if wishes.down and stack is not None:
         return max(code, _end(glance, wishes))
@@ -90,21 +91,33 @@ def _check_gpus(stack: LocalStack, checked: Checked) -> None:
         )
 
 
-async def _begin(wishes: Wishes, checked: Checked) -> str:
-    """Start the run or attach to it; its id."""
+@dataclass
+class _Begun:
+    """Whether there is a run that goes on without us."""
+
+    run: str | None = None
+
+
+async def _begin_and_watch(wishes: Wishes, checked: Checked, begun: _Begun) -> Glance | None:
+    """Start the run or attach to it, and watch it; the last look, None with --no-follow.
+
+    One event loop for both: between two, an interrupt may be lost.
+    """
     async with connected(wishes.home) as server:
         runs = Runs(server.client, server.target.address)
+        words = "is started"
         if wishes.run is None:
-            identity, words = await _start_fresh(runs, server, checked), "is started"
+            begun.run = await _start_fresh(runs, server, checked)
         elif await runs.is_open(wishes.run):
-            identity, words = wishes.run, "goes on already, with the recipe it was started with"
+            begun.run = wishes.run
+            words = "goes on already, with the recipe it was started with"
         else:
-            identity, words = await _start_as(runs, server, checked, wishes.run), "is started"
-        typer.echo(f"Run {identity} {words}.")
-        page = server.target.page_of(identity)
+            begun.run = await _start_as(runs, server, checked, wishes.run)
+        typer.echo(f"Run {begun.run} {words}.")
+        page = server.target.page_of(begun.run)
         if page is not None:
             typer.echo(f"Web UI: {page}")
-        return identity
+        return await follow(runs, begun.run, make_view(page)) if wishes.watch else None
 
 
 async def _start_as(runs: Runs, server: Server, checked: Checked, run: str) -> str:
@@ -143,12 +156,6 @@ def _files_of(run: str, server: Server, checked: Checked) -> Path | None:
         return None
     folder = server.target.home / "store" / run
     return folder if folder.exists() else None
-
-
-async def _watch(home: Path, run: str) -> Glance:
-    async with connected(home) as server:
-        runs = Runs(server.client, server.target.address)
-        return await follow(runs, run, make_view(server.target.page_of(run)))
 
 
 def _hand_over(glance: Glance, wishes: Wishes) -> int:
