@@ -23,6 +23,8 @@ class LocalStack:
     temporal_namespace: str
     ray_address: str
     processes: dict[str, dict[str, Any]]
+    ray_token_file: str | None = None
+    """What a driver needs to join its Ray; None if that asks for nothing."""
     gpus: int | None = None
     """GPUs of its Ray head; None if the record does not say."""
 
@@ -64,6 +66,7 @@ def read_stack(home: Path) -> LocalStack | None:
                 name: {"pid": int(p["pid"]), "started": p["started"], "log": str(p["log"])}
                 for name, p in document["processes"].items()
             },
+            ray_token_file=document.get("ray_token_file"),
             gpus=document.get("gpus"),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -82,22 +82,34 @@ def worker_environment(home: Path) -> dict[str, str]:
     root = checkout()
     stack = read_stack(home)
     if stack is not None:
-        # Not the stack's marker: `down` ends what it started, a person ends this one.
-        inherited = module_environment(root)
-        own = {k: v for k, v in inherited.items() if not k.startswith("TEMPORAL_")}
-        return own | {
-            "RELAX_HOME": str(stack.home),
-            "RAY_ADDRESS": stack.ray_address,
-            "TEMPORAL_ADDRESS": stack.temporal_address,
-            "TEMPORAL_NAMESPACE": stack.temporal_namespace,
-            "TEMPORAL_CONFIG_FILE": os.devnull,
-        }
+        return _environment_of(stack, root)
     if not os.environ.get("RAY_ADDRESS"):
         raise CommandError(
             f"No local stack in {home}, and RAY_ADDRESS is not set: a worker needs a Ray cluster.",
             cure="Set RAY_ADDRESS and TEMPORAL_ADDRESS, or start a stack with `relax-infer up`.",
         )
     return module_environment(root, RELAX_HOME=str(home.absolute()))
+
+
+def _environment_of(stack: LocalStack, root: Path) -> dict[str, str]:
+    """Nothing that points at other servers, and not the stack's marker: `down` ends what `up`
+    started, a person ends this one."""
+    others = ("TEMPORAL_", "RAY_")
+    own = {k: v for k, v in module_environment(root).items() if not k.startswith(others)}
+    token = stack.ray_token_file
+    asked = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token} if token else {}
+    return {
+        **own,
+        **asked,
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), own.get("PATH", os.defpath))),
+        "RELAX_HOME": str(stack.home),
+        "RAY_ADDRESS": stack.ray_address,
+        # Else Ray looks for the loopback address on a network interface, where nobody listens.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "TEMPORAL_ADDRESS": stack.temporal_address,
+        "TEMPORAL_NAMESPACE": stack.temporal_namespace,
+        "TEMPORAL_CONFIG_FILE": os.devnull,
+    }
 
 
 def _call(command: str, home: Path, options: Sequence[str], say: Say) -> None:

@@ -31,7 +31,7 @@ class Data(Section):
 
     source: Literal["tiny.sort4"] = "tiny.sort4"
     """Task: prompts, right answers and an exact checker."""
-    held_out: Positive = 512
+    held_out: Annotated[int, Field(ge=1, le=512)] = 512
     """Problems that are never trained on and serve evaluation."""
 
 

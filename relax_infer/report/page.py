@@ -134,7 +134,7 @@ def _curves(steps: tuple[StepRecord, ...]) -> str:
 
 def _timeline(steps: tuple[StepRecord, ...]) -> str:
     rows: list[tuple[str, list[Bar]]] = []
-    for step in steps[-_ROWS_SHOWN:]:
+    for step in [s for s in steps if s.step > 0][-_ROWS_SHOWN:]:
         if not step.result.phases:
             continue
         began = step.result.phases[0].started
@@ -153,7 +153,12 @@ def _timeline(steps: tuple[StepRecord, ...]) -> str:
 
 def _holders(steps: tuple[StepRecord, ...]) -> str:
     transitions = sorted(
-        (LeaseTransition.model_validate(t) for step in steps for t in step.transitions),
+        (
+            LeaseTransition.model_validate(t)
+            for step in steps
+            if step.step > 0  # the first launch of the engines would dwarf every step
+            for t in step.transitions
+        ),
         key=lambda t: t.at,
     )
     if not transitions:

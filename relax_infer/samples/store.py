@@ -130,7 +130,14 @@ class StagingStore:
         return {group: name for group, (_, name) in sorted(found.items())}
 
     def compact(self, step: int, phase: str) -> StagedRef:
-        """All shards of a phase as one file, by group; the same shards give the same file."""
+        """All shards of a phase as one file, by group. A phase is compacted once: a shard of a
+        late earlier attempt changes nothing any more."""
+        done = layout.phase_file(step, phase)
+        if self.exists(done):
+            content = self._filesystem.cat_file(f"{self._root}/{done}")
+            rows = pa.ipc.open_file(io.BytesIO(content)).read_all().num_rows
+            digest = hashlib.sha256(content).hexdigest()
+            return StagedRef(uri=self.url(done), sha256=digest, rows=rows)
         names = self.shards(step, phase).values()
         tables = [
             pa.ipc.open_file(

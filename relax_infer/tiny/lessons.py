@@ -32,7 +32,7 @@ class Lesson:
 LESSONS: dict[str, Lesson] = {
     "policy": Lesson(sloppy_answers, None, 200, 256, 20, (0.20, 0.45)),
     "teacher": Lesson(right_answers, 100, 300, 256, 50, (0.98, 1.0)),
-    "genrm": Lesson(judged_answers, 11, 1600, 128, 50, (0.98, 1.0)),
+    "genrm": Lesson(judged_answers, 11, 2400, 128, 50, (0.98, 1.0)),
 }
 """The weak policy must be weak, or there is nothing to see; the other two must be right."""
 

@@ -127,11 +127,14 @@ def run_id() -> str:
 class Watching:
     """A command in a process of its own, to look at while it runs."""
 
-    def __init__(self, *words: str) -> None:
-        self._words = words
+    def __init__(self, *words: str, package: str | None = None) -> None:
+        self._words, self._package = words, package
 
     def __enter__(self) -> "Watching":
-        start = "from relax_infer.cli import main; main()"
+        start = "import relax_infer; from relax_infer.cli import main; "
+        if self._package is not None:
+            start += f"relax_infer.__file__ = {self._package!r}; "
+        start += "main()"
         self._process = subprocess.Popen(
             (sys.executable, "-c", start, *self._words),
             stdout=subprocess.PIPE,
@@ -167,10 +170,9 @@ class Watching:
         return self._process.returncode, output
 
 
-def stack_record(home: Path, address: str, **changes: object) -> None:
+def record_of(home: Path, address: str, **changes: object) -> dict[str, object]:
     """What ``up`` writes, of a stack whose Temporal is at ``address``."""
-    home.mkdir(parents=True, exist_ok=True)
-    document = {
+    document: dict[str, object] = {
         "stack": "0b0c",
         "home": str(home),
         "temporal_address": address,
@@ -179,7 +181,13 @@ def stack_record(home: Path, address: str, **changes: object) -> None:
         "ray_address": "127.0.0.1:6379",
         "processes": {},
     }
-    (home / "stack.json").write_text(json.dumps(document | changes))
+    return document | changes
+
+
+def stack_record(home: Path, address: str, **changes: object) -> None:
+    """Write that file."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "stack.json").write_text(json.dumps(record_of(home, address, **changes)))
 
 
 def eventually(look: Callable[[], T], seconds: float = 30.0) -> T:

@@ -73,6 +73,14 @@ def test_compaction_sorts_and_is_the_same_again(store: StagingStore):
     assert store.compact(1, "generated") == ref
 
 
+def test_a_shard_that_lands_after_compaction_changes_nothing(store: StagingStore):
+    store.write_shard(1, "generated", 0, 2, TABLE.slice(0, 1))
+    ref = store.compact(1, "generated")
+    store.write_shard(1, "generated", 0, 1, TABLE.slice(1, 1))
+    assert store.compact(1, "generated") == ref
+    assert store.read_table(ref).num_rows == 1
+
+
 def test_json_is_written_with_its_digest(store: StagingStore, tmp_path: Path):
     ref = store.write_json("a/b.json", [{"x": 1}])
     assert store.read_json(ref) == [{"x": 1}]

@@ -1,0 +1,191 @@
+"""Which stack a command starts, uses and ends."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+
+from relax_infer.cli import _local, _looks, _run
+from tests.cli import stack_double
+from tests.cli.conftest import Command, Temporal, Watching, eventually, record_of, stack_record
+from tests.workflows.scripted_world import ScriptedWorld
+
+Calls = Callable[[], list[list[str]]]
+
+
+@pytest.fixture
+def calls(
+    command: Command,
+    temporal: Temporal,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Calls:
+    """What workers.local was asked for, in a checkout where it is the double."""
+    package = tmp_path / "checkout" / "relax_infer"
+    workers = tmp_path / "checkout" / "workers"
+    workers.mkdir(parents=True)
+    (workers / "__init__.py").touch()
+    shutil.copy(stack_double.__file__, workers / "local.py")
+    monkeypatch.setattr(_local.relax_infer, "__file__", str(package / "__init__.py"))
+    log = tmp_path / "calls"
+    monkeypatch.setenv("STACK_CALLS", str(log))
+    record = record_of(home, temporal.address, gpus=2)
+    monkeypatch.setenv("STACK_RECORD", json.dumps(record))
+    return lambda: [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+async def is_running(client: Client, run: str) -> bool:
+    described = await client.get_workflow_handle(run).describe()
+    return described.status is not None and described.status.name == "RUNNING"
+
+
+def test_up_passes_its_options_on_and_says_where_everything_is(
+    command: Command, calls: Calls, home: Path
+):
+    ended = command("up", "--gpus", "4", "--memory-gib", "6", "--no-worker", "--ui-port", "8080")
+    assert ended.exit_code == 0, ended.output
+    options = ["--gpus", "4", "--memory-gib", "6.0", "--ui-port", "8080", "--no-worker"]
+    assert calls() == [["up", "--home", str(home), *options]]
+    assert "Temporal answers." in ended.stdout
+    assert "Web UI:   http://127.0.0.1:8233" in ended.stdout
+
+
+def test_what_up_says_of_its_failure_is_the_error(
+    command: Command, calls: Calls, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STACK_REFUSES", "1.0 GiB of memory are free, 10 GiB are wanted.")
+    for words in (["up"], ["run", "quickstart"]):
+        ended = command(*words)
+        assert ended.exit_code == 2
+        assert ended.stderr == "Error: 1.0 GiB of memory are free, 10 GiB are wanted.\n"
+
+
+def test_a_stack_process_that_breaks_exits_1_with_what_it_said(
+    command: Command, calls: Calls, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("STACK_RECORD")
+    ended = command("up")
+    assert ended.exit_code == 1
+    assert "KeyError: 'STACK_RECORD'" in ended.stderr
+    assert "`relax-infer down`" in ended.stderr
+
+
+def test_run_starts_a_stack_with_the_recipes_gpus_runs_and_ends_it(
+    command: Command,
+    temporal: Temporal,
+    calls: Calls,
+    home: Path,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(_run, "gpu_count", lambda: 0)
+    words = ("--run-id", run_id, "--steps", "1", "--memory-gib", "1", "--down")
+    with temporal.working(ScriptedWorld()):
+        ended = command("run", "quickstart", *words)
+    assert ended.exit_code == 0, ended.output
+    page = f"Web UI: http://127.0.0.1:8233/namespaces/default/workflows/{run_id}"
+    assert page in ended.stdout.splitlines()
+    assert calls()[0] == ["up", "--home", str(home), "--gpus", "2", "--memory-gib", "1.0"]
+    # Runs that other tests left open on this server keep the stack up; both ends are ends.
+    assert calls()[1:] == [["down", "--home", str(home)]] or "stays up: " in ended.stdout
+
+
+def test_a_host_with_gpus_is_not_told_how_many(
+    command: Command,
+    temporal: Temporal,
+    calls: Calls,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(_run, "gpu_count", lambda: 8)
+    ended = command("run", "quickstart", "--no-follow")
+    assert ended.exit_code == 0, ended.output
+    assert calls() == [["up", "--home", str(home)]]
+    run = ended.stdout.split("Run ")[1].split()[0]
+    temporal.do(lambda client: client.get_workflow_handle(run).terminate())
+
+
+def test_a_stack_that_was_started_in_vain_is_down_again(
+    command: Command, temporal: Temporal, calls: Calls, home: Path
+):
+    (home / "store" / "run-x").mkdir(parents=True)
+    ended = command("run", "quickstart", "--run-id", "run-x")
+    assert ended.exit_code == 2
+    assert f"its files are in {home / 'store' / 'run-x'}" in ended.stderr
+    assert [call[0] for call in calls()] == ["up", "down"]
+    assert not (home / "stack.json").exists()
+
+
+def test_a_stack_that_ran_before_stays_when_the_run_cannot_start(
+    command: Command, temporal: Temporal, calls: Calls, home: Path
+):
+    stack_record(home, temporal.address, gpus=1)
+    ended = command("run", "quickstart")
+    assert ended.exit_code == 2
+    assert "cluster.gpus is 2, the local stack" in ended.stderr
+    assert [call[0] for call in calls()] == ["up"]
+
+
+def test_runs_of_a_local_stack_are_numbered_past_those_that_left_files(
+    command: Command, temporal: Temporal, calls: Calls, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stack_record(home, temporal.address)
+    (home / "store" / "run-1").mkdir(parents=True)
+    started = [command("run", "quickstart", "--no-follow").stdout for _ in range(2)]
+    runs = [text.split("Run ")[1].split()[0] for text in started]
+    numbers = [int(run.removeprefix("run-")) for run in runs]
+    assert numbers[0] >= 2
+    assert numbers[1] == numbers[0] + 1
+    for run in runs:
+        assert temporal.do(lambda client, run=run: is_running(client, run))
+        temporal.do(lambda client, run=run: client.get_workflow_handle(run).terminate())
+
+
+def test_a_server_of_the_environment_is_used_without_a_stack(
+    remote: Command, temporal: Temporal, calls: Calls, run_id: str
+):
+    ended = remote("run", "quickstart", "--run-id", run_id, "--no-follow")
+    assert ended.exit_code == 0, ended.output
+    assert calls() == []
+    temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
+
+
+def test_an_interrupt_while_the_stack_starts_reaches_it_and_is_waited_for(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    waits = tmp_path / "waits"
+    monkeypatch.setenv("STACK_WAITS", str(waits))
+    package = str(tmp_path / "checkout" / "relax_infer" / "__init__.py")
+    with Watching("up", package=package) as watching:
+        eventually(waits.exists)
+        watching.interrupt()
+        code, output = watching.end()
+    assert code == 130, output
+    assert [call[0] for call in calls()] == ["up"]
+
+
+def test_a_worker_of_the_local_stack_points_at_it_alone(
+    command: Command, temporal: Temporal, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(
+        _looks.os, "execve", lambda _, words, variables: seen.append((words, variables))
+    )
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:1")
+    monkeypatch.setenv("TEMPORAL_API_KEY", "of another server")
+    stack_record(home, temporal.address, ray_token_file=str(home / "ray.token"))
+    ended = command("worker", "--queue", "relax-train")
+    assert ended.exit_code == 0, ended.output
+    [(words, variables)] = seen
+    assert words == [sys.executable, "-P", "-m", "workers.worker", "--queues", "relax-train"]
+    assert variables["RAY_ADDRESS"] == "127.0.0.1:6379"
+    assert variables["RAY_AUTH_TOKEN_PATH"] == str(home / "ray.token")
+    assert variables["TEMPORAL_ADDRESS"] == temporal.address
+    assert "TEMPORAL_API_KEY" not in variables
+    assert variables["PYTHONPATH"].split(os.pathsep)[0] == str(_local.checkout())
