@@ -135,6 +135,9 @@ def _call(command: str, home: Path, options: Sequence[str], say: Say) -> None:
             with _undisturbed():
                 _pass_on(process, say)
             raise
+        finally:
+            assert process.stdout is not None
+            process.stdout.close()
         errors.seek(0)
         text = errors.read().decode(errors="replace").strip()
     if process.returncode == 0:

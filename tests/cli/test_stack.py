@@ -45,6 +45,11 @@ async def is_running(client: Client, run: str) -> bool:
     return described.status is not None and described.status.name == "RUNNING"
 
 
+async def open_runs(client: Client) -> list[str]:
+    query = "WorkflowType = 'TrainingRun' AND ExecutionStatus = 'Running'"
+    return [each.id async for each in client.list_workflows(query)]
+
+
 def test_up_passes_its_options_on_and_says_where_everything_is(
     command: Command, calls: Calls, home: Path
 ):
@@ -85,6 +90,7 @@ def test_run_starts_a_stack_with_the_recipes_gpus_runs_and_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(_run, "gpu_count", lambda: 0)
+    eventually(lambda: not temporal.do(open_runs))
     words = ("--run-id", run_id, "--steps", "1", "--memory-gib", "1", "--down")
     with temporal.working(ScriptedWorld()):
         ended = command("run", "quickstart", *words)
@@ -92,8 +98,27 @@ def test_run_starts_a_stack_with_the_recipes_gpus_runs_and_ends_it(
     page = f"Web UI: http://127.0.0.1:8233/namespaces/default/workflows/{run_id}"
     assert page in ended.stdout.splitlines()
     assert calls()[0] == ["up", "--home", str(home), "--gpus", "2", "--memory-gib", "1.0"]
-    # Runs that other tests left open on this server keep the stack up; both ends are ends.
-    assert calls()[1:] == [["down", "--home", str(home)]] or "stays up: " in ended.stdout
+    assert calls()[1:] == [["down", "--home", str(home)]]
+
+
+def test_down_waits_for_other_runs(
+    command: Command, temporal: Temporal, calls: Calls, run_id: str, home: Path
+):
+    other = f"{run_id}-other"
+    world = ScriptedWorld()
+    world.faults["resolve_recipe"] = ["refuse"]
+
+    async def start(client: Client) -> None:
+        await client.start_workflow("TrainingRun", {}, id=other, task_queue="nobody")
+
+    temporal.do(start)
+    eventually(lambda: other in temporal.do(open_runs))
+    with temporal.working(world):
+        ended = command("run", "quickstart", "--run-id", run_id, "--down")
+    assert ended.exit_code == 1, ended.output
+    assert f"The local stack stays up: {other} still goes on." in ended.stdout
+    assert "down" not in {call[0] for call in calls()}
+    temporal.do(lambda client: client.get_workflow_handle(other).terminate())
 
 
 def test_a_host_with_gpus_is_not_told_how_many(
@@ -173,7 +198,7 @@ def test_an_interrupt_while_the_stack_starts_reaches_it_and_is_waited_for(
 def test_a_worker_of_the_local_stack_points_at_it_alone(
     command: Command, temporal: Temporal, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    seen: list[tuple[list[str], dict[str, str]]] = []
+    seen: list[tuple[object, ...]] = []
     monkeypatch.setattr(
         _looks.os, "execve", lambda _, words, variables: seen.append((words, variables))
     )
@@ -183,6 +208,7 @@ def test_a_worker_of_the_local_stack_points_at_it_alone(
     ended = command("worker", "--queue", "relax-train")
     assert ended.exit_code == 0, ended.output
     [(words, variables)] = seen
+    assert isinstance(variables, dict)
     assert words == [sys.executable, "-P", "-m", "workers.worker", "--queues", "relax-train"]
     assert variables["RAY_ADDRESS"] == "127.0.0.1:6379"
     assert variables["RAY_AUTH_TOKEN_PATH"] == str(home / "ray.token")

@@ -1,0 +1,108 @@
+"""plan, config, doctor, report; and what the command costs before it does anything."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from relax_infer.cli._doctor import shadows
+from relax_infer.cli._local import checkout
+from relax_infer.config import Recipe, load_recipe
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.run import StepRecord, StepResult
+from relax_infer.machines import StepPhase
+from tests.cli.conftest import Command, Temporal
+
+
+def test_a_plan_is_a_picture_of_every_gpu_in_every_phase(command: Command):
+    shown = command("plan", "quickstart")
+    assert shown.exit_code == 0, shown.output
+    rows = [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+        for line in shown.stdout.splitlines()
+        if line.startswith(("│", "┃"))
+    ]
+    assert rows == [
+        ["phase", "GPU 0", "GPU 1"],
+        ["generate, evaluate", "rollout policy #0", "rollout policy #1"],
+        ["judge", "genrm judge #0", "-"],
+        ["teach", "teacher teacher #0", "-"],
+        ["train", "trainer rank 0", "-"],
+    ]
+    assert "GPU by GPU: 1, 0.2" in shown.stdout
+
+
+def test_a_plan_as_json_says_the_same(command: Command):
+    document = json.loads(command("plan", "quickstart", "--json").stdout)
+    assert document["total_required_gpus"] == 2
+    assert [p["role"] for p in document["placements"]] == ["rollout", "genrm", "teacher"]
+
+
+def test_config_show_is_the_recipe_with_defaults_and_overrides(command: Command):
+    shown = command("config", "show", "quickstart", "--set", "train.learning_rate=1e-4")
+    assert shown.exit_code == 0, shown.output
+    expected = load_recipe("quickstart", {"train.learning_rate": 1e-4})
+    assert Recipe.model_validate(yaml.safe_load(shown.stdout)) == expected
+
+
+def test_doctor_says_what_is_there_and_what_a_server_lacks(remote: Command, temporal: Temporal):
+    found = {f["name"]: f for f in json.loads(remote("doctor", "--json").stdout)}
+    assert found["checkout"]["text"] == str(checkout())
+    assert found["program temporal"]["result"] == "ok"
+    assert found["temporal server"]["text"] == f"answers at {temporal.address}"
+
+
+def test_doctor_exits_1_when_something_must_be_done(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
+    seen = command("doctor")
+    assert seen.exit_code == 1
+    assert "MISSING temporal server: Temporal does not answer at 127.0.0.1:1" in seen.stdout
+
+
+def test_a_foreign_package_named_as_ours_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert shadows(checkout()) == []
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows" / "__init__.py").touch()
+    [finding] = shadows(checkout())
+    assert finding.name == "workflows"
+    assert str(tmp_path) in finding.text
+
+
+def test_a_report_needs_no_server_when_its_files_are_here(
+    command: Command, home: Path, tmp_path: Path
+):
+    folder = home / "store" / "run-1" / "steps" / "0"
+    folder.mkdir(parents=True)
+    weights = WeightsRef(version=0, uri="/models/policy", digest="d0")
+    record = StepRecord(
+        run="run-1", step=0, outcome=StepPhase.DONE, result=StepResult(step=0, weights=weights)
+    )
+    (folder / "record.json").write_text(record.model_dump_json())
+    out = tmp_path / "deep" / "report.html"
+    ended = command("report", "run-1", "--out", str(out))
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout == f"Report: {out}\n"
+    assert "run-1" in out.read_text()
+    folder_as_file = command("report", "run-1", "--out", str(tmp_path))
+    assert folder_as_file.exit_code == 2
+    assert f"The report {tmp_path} cannot be written" in folder_as_file.stderr
+
+
+def test_help_loads_neither_temporal_nor_anything_heavy():
+    look = (
+        "import sys; from relax_infer.cli import app; app(['--help'], standalone_mode=False);"
+        "print('loaded:', [m for m in ('temporalio', 'torch', 'ray', 'sglang')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", look), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "loaded: []"
