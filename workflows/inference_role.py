@@ -225,18 +225,21 @@ class InferenceRole:
         """Bring registry, router and gateway to what the groups are."""
         if self._front is None:
             self._front = await ENSURE_FRONT(self._start.run, summary="router and gateway")
-        document = self._registry.publish(self._models())
         routed = self._start.role == "rollout"
-        self._front = await PUSH_REGISTRY(
-            RegistryPush(
-                run=self._start.run,
-                role=self._start.role,
-                term=self._term,
-                document=document,
-                router_workers=self._router_workers() if routed else None,
-            ),
-            summary=f"publish {self._start.role}",
-        )
+        while True:
+            front = await PUSH_REGISTRY(
+                RegistryPush(
+                    run=self._start.run,
+                    role=self._start.role,
+                    term=self._term,
+                    document=self._registry.publish(self._models()),
+                    router_workers=self._router_workers() if routed else None,
+                ),
+                summary=f"publish {self._start.role}",
+            )
+            if front == self._front:
+                return
+            self._front = front  # it had to move; the document names the router's address
 
     def _router_workers(self) -> tuple[str, ...] | None:
         """Addresses the router must hold: those that answer; a sleeping pool keeps its own.

@@ -79,6 +79,7 @@ class TrainingRun:
         self._progress: list[RunProgress] = []
         self._histories = 0
         self._steps_here = 0
+        self._attempt = 1
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
         if start.carried is not None:
@@ -113,6 +114,8 @@ class TrainingRun:
         self._lease_waits = reasons or None
         if self._state is RunState.BLOCKED and not reasons:
             self._move(RunEvent.RESOLVED_BY_OPERATOR, "goes on")
+            if self._resolved is not None and self._resolved.action == "stop":
+                self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
 
     @workflow.query
     def status(self) -> RunStatus:
@@ -182,9 +185,9 @@ class TrainingRun:
     @workflow.update
     async def resolve(self, resolution: ResolveRun) -> RunStatus:
         """A person's word: go on (retry) or stop; for a BLOCKED lease, that its holder is gone."""
+        self._resolved = resolution
         if self._lease_waits is not None:
             await self._lease.ask(self._lease_resolution(resolution))
-        self._resolved = resolution
         return self.status()
 
     @resolve.validator
@@ -249,6 +252,7 @@ class TrainingRun:
                     weights=self._weights,
                     evaluate=every > 0 and (step % every == 0 or last),
                     last=last,
+                    attempt=self._attempt,
                 ),
                 id=f"{self._id}.step-{step}",
                 result_type=StepResult,
@@ -259,6 +263,7 @@ class TrainingRun:
             await self._wait_for_person(step, error)
             return
         self._steps_here += 1
+        self._attempt = 1
         self._step, self._weights = step, result.weights
         self._note(result, workflow.time() - began)
 
@@ -277,6 +282,7 @@ class TrainingRun:
         if self._resolved is not None:
             await self._lease.ask(self._lease_resolution(self._resolved, abandon=True))
             self._error = None
+            self._attempt += 1
             self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
 
     def _lease_resolution(self, resolution: ResolveRun, *, abandon: bool = False) -> LeaseRequest:

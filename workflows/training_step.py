@@ -70,7 +70,8 @@ class TrainingStep:
     def __init__(self, start: StepInput) -> None:
         self._start = start
         self._plan = start.plan
-        self._batch = f"step-{start.step}"
+        again = f".attempt-{start.attempt}" if start.attempt > 1 else ""
+        self._batch = f"step-{start.step}{again}"
         self._mail = Mailbox()
         self._lease = LeaseClient(self._mail, start.plan.run.run)
         self._phase: StepPhase = STEP.initial

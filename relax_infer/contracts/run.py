@@ -72,6 +72,9 @@ class StepInput(StartInput):
     """Weights that the policy samples with."""
     evaluate: bool
     last: bool = False
+    attempt: int = 1
+    """A step that gave up is tried again as another attempt, with a batch of its own: what is
+    staged, trained or synced already is found again."""
 
 
 class PhaseTime(Message):

@@ -127,6 +127,8 @@ class ScriptedWorld:
         self.partitions: set[str] = set()
         self.records: dict[int, RecordRequest] = {}
         self.pushes: list[b.RegistryPush] = []
+        self.front = FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
+        self.moves_front_at_push = 0
 
     # --- faults
 
@@ -216,13 +218,16 @@ class ScriptedWorld:
     @activity.defn
     async def ensure_front(self, run: RunRef) -> FrontAddress:
         await self._fault("ensure_front")
-        return FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
+        return self.front
 
     @activity.defn
     async def push_registry(self, push: b.RegistryPush) -> FrontAddress:
         await self._fault("push_registry")
         self.pushes.append(push)
-        return FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
+        if len(self.pushes) == self.moves_front_at_push:
+            moved = {"router_url": "http://127.0.0.1:3"}
+            self.front = self.front.model_copy(update=moved)
+        return self.front
 
     @activity.defn
     async def stop_front(self, run: RunRef) -> RunRef:

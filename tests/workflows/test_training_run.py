@@ -190,6 +190,52 @@ async def test_a_batch_that_cannot_be_scored_is_not_trained_on(working: Working,
     nothing_was_broken(world)
 
 
+@pytest.mark.parametrize("name", ["train_step", "clear_partition", "evaluate_policy"])
+async def test_a_step_that_gave_up_after_its_commit_is_tried_again(working: Working, name: str):
+    """Its batch is committed for good; the next attempt has one of its own and trains once."""
+    world = ScriptedWorld()
+    world.faults[name] = ["", "refuse"] if name == "evaluate_policy" else ["refuse"]
+    async with working(world) as client:
+        handle = await start(client, steps=2)
+        await until(lambda: blocked(handle))
+        await handle.execute_update("resolve", ResolveRun(who="ada", why="mended"))
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1, 2]
+    nothing_was_broken(world)
+
+
+async def test_a_person_may_stop_a_run_whose_lease_is_blocked(working: Working):
+    world = ScriptedWorld()
+    world.faults["offload_engines"] = ["", "", "", "", "wedge"]
+    world.faults["probe_engines"] = ["unknown"] * 40
+    async with working(world) as client:
+        handle = await start(client, steps=3)
+        await until(lambda: blocked(handle))
+        world.resident = {}
+        await handle.execute_update(
+            "resolve",
+            ResolveRun(who="ada", why="no process left", action="stop", confirm_released=True),
+        )
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert done.step == 1
+
+
+async def test_a_front_that_moved_is_published_at_its_new_address(working: Working):
+    world = ScriptedWorld()
+    world.moves_front_at_push = 3
+    async with working(world) as client:
+        await (await start(client, steps=1)).result()
+    routers = [
+        model["router_url"]
+        for push in world.pushes
+        if push.role == "rollout"
+        for model in push.document["models"].values()  # type: ignore[attr-defined]
+    ]
+    assert routers[-1] == world.front.router_url
+
+
 async def test_a_failed_finaliser_takes_the_partition_back_and_blocks_the_commit(working: Working):
     world = ScriptedWorld()
     world.faults["finalise_batch"] = ["refuse"]
