@@ -1,9 +1,10 @@
 """A Temporal server for the tests of this folder, and a worker over the scripted world."""
 
-import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -29,7 +30,7 @@ FAST = (
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def temporal() -> AsyncIterator[Client]:
     async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=shutil.which("temporal"),
+        dev_server_existing_path=str(Path(sys.executable).parent / "temporal"),
         data_converter=pydantic_data_converter,
         search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
         dev_server_extra_args=list(FAST),
