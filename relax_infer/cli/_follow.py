@@ -11,7 +11,7 @@ from rich.live import Live
 
 from relax_infer.cli._errors import Code
 from relax_infer.cli._glance import Glance
-from relax_infer.cli._runs import NobodyAnswersError, Runs
+from relax_infer.cli._runs import NobodyAnswersError, Runs, heed_interrupt
 from relax_infer.cli._view import blocked_lines, finished_line, panel, state_line, work_line
 from relax_infer.machines import RunState
 
@@ -97,6 +97,7 @@ async def follow(runs: Runs, run: str, view: View) -> Glance:
             try:
                 glance = await runs.glance(run)
             except NobodyAnswersError as error:
+                heed_interrupt()
                 if time.monotonic() - heard > _SILENCE:
                     view.silent(str(error))
             else:

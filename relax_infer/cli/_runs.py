@@ -213,6 +213,7 @@ class Runs:
         except WorkflowQueryFailedError:
             return None
         except RPCError as error:
+            heed_interrupt()
             if error.status is RPCStatusCode.NOT_FOUND or error.status in _SILENT:
                 return None
             raise
@@ -263,3 +264,11 @@ def _at_work(status: RunStatus) -> int:
 
 def _words(cause: BaseException) -> str:
     return (cause.message if isinstance(cause, FailureError) else str(cause)).rstrip(".")
+
+
+def heed_interrupt() -> None:
+    """Ctrl-C cancels the task; the client may show it as an error of the call that it cut short,
+    and whoever takes that for an answer would go on as if nothing had been asked."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
