@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
@@ -33,20 +33,7 @@ UPDATES_PER_HISTORY = 1500
 GRANT_ATTEMPTS = 3
 WAITERS = 4
 WAIT_COMMITTED = timedelta(seconds=5)
-METHODS: tuple[LeaseMethod, ...] = (
-    "begin_batch",
-    "activate",
-    "deactivate",
-    "acquire",
-    "release",
-    "acknowledge_rollout_offloaded",
-    "begin_student_scoring",
-    "commit_batch",
-    "fail_batch",
-    "wait_committed",
-    "reconcile",
-    "resolve",
-)
+METHODS: tuple[LeaseMethod, ...] = get_args(LeaseMethod)
 
 
 @dataclass
