@@ -139,6 +139,8 @@ def test_engines_are_told_from_the_rest_by_their_first_process(stack: str, spawn
     assert len(rows) == 3
     assert other.pid in {row.stamp.pid for row in rows}
     assert [row.stamp for row in _processes.engine_leaders(rows)] == [engine]
+    _, left = _processes.sweep(stack, (engine, other), timeout=10)
+    assert left == set()
 
 
 def test_a_process_that_ends_as_it_starts_is_told_with_the_end_of_its_log(tmp_path: Path):
