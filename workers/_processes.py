@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from relax_infer.engines._proc import (
+from relax_infer.engines.host_processes import (
     ProcessRow,
     ProcessStamp,
     environment,

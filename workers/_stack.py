@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from relax_infer.contracts.policies import QUEUES
-from relax_infer.engines._proc import send_signal, this_host
+from relax_infer.engines.host_processes import send_signal, this_host
 from relax_infer.engines.release import MARKER as ENGINE_MARKER
 from workers import _processes, _ray, _stack_file, _temporal
 from workers._preflight import HOST, Ports, StackError

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from relax_infer.contracts.base import Message
-from relax_infer.engines._proc import ProcessStamp
+from relax_infer.engines.host_processes import ProcessStamp
 from workers._preflight import StackError
 
 _FILE, _LOCK = "stack.json", "stack.lock"

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
-from relax_infer.engines import _proc
+from relax_infer.engines import host_processes
 from relax_infer.engines.command import command_line, environment, server_settings
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.holder import Holder, HolderFiles
@@ -118,8 +118,8 @@ async def _start_once(
             incarnation=incarnation,
             session=0,
             tree=(),
-            host=_proc.this_host(),
-            not_before=_proc.ticks_since_boot(),
+            host=host_processes.this_host(),
+            not_before=host_processes.ticks_since_boot(),
         ),
         base_url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
         socket=str(files.socket(incarnation)),
@@ -141,7 +141,7 @@ async def _start_once(
     )
     files.write_holder(holder)
     popen = _spawn(command, environment(spec, incarnation, gpus), log)
-    first = _proc.process(popen.pid)
+    first = host_processes.process(popen.pid)
     holder = _with_processes(
         holder, session=popen.pid, tree=(first.stamp,) if first is not None else ()
     )
@@ -172,7 +172,7 @@ async def end_engine(
 
     def end() -> ReleaseProof:
         tree = engine.holder.processes.tree
-        if spec.device == "cuda" and tree and _proc.send_signal(tree[0], signal.SIGTERM):
+        if spec.device == "cuda" and tree and host_processes.send_signal(tree[0], signal.SIGTERM):
             deadline = time.monotonic() + _CUDA_GRACE
             while not engine.exited() and time.monotonic() < deadline:
                 time.sleep(_POLL)

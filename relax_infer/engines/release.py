@@ -13,8 +13,8 @@ from pydantic import Field
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.failures import UnconfirmedError
-from relax_infer.engines import _proc
-from relax_infer.engines._proc import HostIdentity, ProcessRow, ProcessStamp
+from relax_infer.engines import host_processes
+from relax_infer.engines.host_processes import HostIdentity, ProcessRow, ProcessStamp
 
 MARKER = "RELAX_ENGINE_INCARNATION"
 """Environment variable that every process of an engine carries."""
@@ -64,7 +64,7 @@ def prove_release(engine: EngineProcesses, *, timeout: float = 60.0) -> ReleaseP
             told, or processes that did not die within ``timeout`` seconds. Nothing may be
             released on the strength of it.
     """
-    here = _proc.this_host()
+    here = host_processes.this_host()
     if _booted_since(engine.host, here):
         return ReleaseProof(incarnation=engine.incarnation, at=time.time(), scans=0)
     if here != engine.host:
@@ -97,7 +97,7 @@ def prove_release(engine: EngineProcesses, *, timeout: float = 60.0) -> ReleaseP
         for row in found:
             if _is_tracker(row) and time.monotonic() < trackers_until:
                 continue
-            if _proc.send_signal(row.stamp, signal.SIGKILL):
+            if host_processes.send_signal(row.stamp, signal.SIGKILL):
                 stopped.add(row.stamp.pid)
         time.sleep(_BETWEEN_SCANS)
 
@@ -108,7 +108,7 @@ def find_processes(engine: EngineProcesses) -> list[ProcessRow]:
     Raises:
         UnconfirmedError: a process may belong to it and nothing tells for certain.
     """
-    rows = list(_proc.processes())
+    rows = list(host_processes.processes())
     recorded = set(engine.tree)
     leader = next((row for row in rows if row.stamp.pid == engine.session), None)
     recycled = leader is not None and leader.stamp not in recorded
@@ -135,7 +135,7 @@ def check_marks(engine: EngineProcesses) -> tuple[ProcessStamp, ...]:
     Raises:
         UnconfirmedError: one does not, so a later release proof could miss it.
     """
-    rows = {row.stamp.pid: row for row in _proc.processes()}
+    rows = {row.stamp.pid: row for row in host_processes.processes()}
     members = [row for row in rows.values() if _descends(row, engine.session, rows)]
     bare = [row for row in members if _mark(row, 0)[0] != engine.incarnation]
     if bare:
@@ -165,7 +165,7 @@ def _mark(row: ProcessRow, not_before: int) -> tuple[str | None, bool]:
     Another user's processes, and those older than the engine, are not the engine's.
     """
     try:
-        variables = _proc.environment(row.stamp.pid)
+        variables = host_processes.environment(row.stamp.pid)
     except PermissionError:
         return None, row.uid != os.getuid() or row.stamp.started < not_before
     value = (variables or {}).get(MARKER.encode())
@@ -176,7 +176,7 @@ def _settled(row: ProcessRow, engine: EngineProcesses, why: str) -> list[Process
     """The row if it turns out to be the engine's, nothing if it is gone; else it is ambiguous."""
     for _ in range(_LOOKS):
         time.sleep(_BETWEEN_SCANS / _LOOKS)
-        if (now := _proc.process(row.stamp.pid)) is None or now.stamp != row.stamp:
+        if (now := host_processes.process(row.stamp.pid)) is None or now.stamp != row.stamp:
             return []
         if _mark(row, 0)[0] == engine.incarnation:
             return [row]
@@ -188,7 +188,7 @@ def _settled(row: ProcessRow, engine: EngineProcesses, why: str) -> list[Process
 
 
 def _is_tracker(row: ProcessRow) -> bool:
-    return _RESOURCE_TRACKER in _proc.command_line(row.stamp.pid)
+    return _RESOURCE_TRACKER in host_processes.command_line(row.stamp.pid)
 
 
 def _booted_since(then: HostIdentity, now: HostIdentity) -> bool:

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relax_infer.contracts.failures import TransientError, UnconfirmedError
-from relax_infer.engines._proc import ProcessRow, ProcessStamp, process, processes, send_signal
+from relax_infer.engines.host_processes import (
+    ProcessRow,
+    ProcessStamp,
+    process,
+    processes,
+    send_signal,
+)
 
 _POLL = 0.05
 _KILL_GRACE = 5.0

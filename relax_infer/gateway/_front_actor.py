@@ -27,7 +27,7 @@ from relax_infer.contracts.base import Message
 from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.failures import PermanentError, RelaxError, TransientError
 from relax_infer.contracts.run import FrontAddress
-from relax_infer.engines._proc import ProcessStamp
+from relax_infer.engines.host_processes import ProcessStamp
 from relax_infer.engines.router import RouterAdapter, router_command
 from relax_infer.gateway._child import Child
 

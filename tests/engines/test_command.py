@@ -13,9 +13,9 @@ import pytest
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines import router_command
-from relax_infer.engines._proc import this_host
 from relax_infer.engines.command import CPU_SHIM, command_line, environment, server_settings
 from relax_infer.engines.holder import Holder, HolderFiles
+from relax_infer.engines.host_processes import this_host
 from relax_infer.engines.memory import MIB, sum_of_devices
 from relax_infer.engines.process import free_ports, local_path
 from relax_infer.engines.release import MARKER, EngineProcesses

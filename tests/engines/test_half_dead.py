@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from relax_infer.engines import _proc
+from relax_infer.engines import host_processes
 
 _FIRST_THREAD_ENDS = """
 import ctypes, threading, time
@@ -27,13 +27,13 @@ def test_a_zombie_leader_with_a_living_thread_still_counts():
         deadline = time.monotonic() + 10
         while "(zombie)" not in Path(f"/proc/{child.pid}/status").read_text():
             assert time.monotonic() < deadline, "the first thread did not end"
-        row = _proc.process(child.pid)
+        row = host_processes.process(child.pid)
         assert row is not None
         assert row.stamp.pid == child.pid
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.stdout.close()
     deadline = time.monotonic() + 10
-    while _proc.process(child.pid) is not None:
+    while host_processes.process(child.pid) is not None:
         assert time.monotonic() < deadline, "it is still shown after it was killed"
     child.wait()

@@ -16,7 +16,7 @@ from relax_infer.contracts.engines import RESIDENT_TAGS, EngineOperation
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import WeightsRef
-from relax_infer.engines import _proc, expected_digest, read_request_log
+from relax_infer.engines import expected_digest, host_processes, read_request_log
 from relax_infer.engines.actor import EngineActor, ReplicaOutcome
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.holder import HolderFiles
@@ -316,7 +316,7 @@ async def test_a_server_killed_a_moment_before_its_offload_is_released_by_proof(
     assert outcome.report.state is ReplicaState.SLEEPING
     assert outcome.evidence is not None
     assert outcome.evidence.proof == "process_gone"
-    assert [pid for pid in first.pids if _proc.process(pid) is not None] == []
+    assert [pid for pid in first.pids if host_processes.process(pid) is not None] == []
     await engine.ready(1)
     assert (await engine.actor.describe()).incarnation not in (None, first.incarnation)
 
@@ -333,7 +333,7 @@ async def test_an_actor_made_again_finds_the_engine_of_the_last_one_and_proves_i
     outcome = await engine.operate("offload")
     assert outcome.evidence is not None
     assert outcome.evidence.proof == "process_gone"
-    assert [pid for pid in before.pids if _proc.process(pid) is not None] == []
+    assert [pid for pid in before.pids if host_processes.process(pid) is not None] == []
     assert (await last.probe()).state is ReplicaState.FAILED
 
 
@@ -347,7 +347,7 @@ async def test_offload_by_restart_leaves_no_process_and_onload_starts_another(en
         assert outcome.report.state is ReplicaState.SLEEPING
         assert outcome.evidence is not None
         assert outcome.evidence.proof == "process_gone"
-        assert [pid for pid in first.pids if _proc.process(pid) is not None] == []
+        assert [pid for pid in first.pids if host_processes.process(pid) is not None] == []
         assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
         await engine.ready(1)
         second = await engine.actor.describe()

@@ -20,8 +20,8 @@ from relax_infer.contracts.refs import WeightsRef
 from relax_infer.engines import (
     EngineGroup,
     RouterAdapter,
-    _proc,
     check_evidence,
+    host_processes,
     read_evidence,
     read_request_log,
     router_command,
@@ -254,7 +254,7 @@ async def test_one_replica_that_died_does_not_hide_what_the_other_reached(real):
     assert offloaded.evidence is not None
     proofs = [evidence.proof for evidence in read_evidence(offloaded.evidence)]
     assert proofs == ["process_gone", "simulated"]
-    assert [pid for pid in first.pids if _proc.process(pid) is not None] == []
+    assert [pid for pid in first.pids if host_processes.process(pid) is not None] == []
     assert (await real.group.describe())[1].incarnation == second.incarnation
 
 
@@ -266,10 +266,10 @@ async def test_an_actor_that_died_is_made_again_and_its_engine_is_released_by_pr
     while states(report)[0] is READY:
         report = await real.group.probe()
     assert states(report) == [ReplicaState.FAILED, READY]
-    assert _proc.process(lost.pids[0]) is not None
+    assert host_processes.process(lost.pids[0]) is not None
     report = await real.group.offload(real.operation())
     assert report.errors() == ()
-    assert [pid for pid in lost.pids if _proc.process(pid) is not None] == []
+    assert [pid for pid in lost.pids if host_processes.process(pid) is not None] == []
 
 
 async def test_stopping_ends_processes_and_actors_and_a_repeat_finds_nothing_to_end(real):
@@ -280,7 +280,7 @@ async def test_stopping_ends_processes_and_actors_and_a_repeat_finds_nothing_to_
         assert report.evidence is not None
         assert {e.proof for e in read_evidence(report.evidence)} == {"process_gone"}
     pids = [pid for description in before for pid in description.pids]
-    assert [pid for pid in pids if _proc.process(pid) is not None] == []
+    assert [pid for pid in pids if host_processes.process(pid) is not None] == []
 
 
 async def test_without_its_pool_a_group_is_unknown_not_gone(real):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relax_infer.contracts.failures import UnconfirmedError
-from relax_infer.engines import _proc
+from relax_infer.engines import host_processes
 from relax_infer.engines.release import (
     MARKER,
     EngineProcesses,
@@ -40,7 +40,7 @@ class Tree:
 
     def __init__(self, kind: str) -> None:
         self.incarnation = str(uuid.uuid4())
-        before = _proc.ticks_since_boot()
+        before = host_processes.ticks_since_boot()
         self.parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, kind],
             env={**os.environ, MARKER: self.incarnation},
@@ -50,19 +50,19 @@ class Tree:
         )
         assert self.parent.stdout is not None
         self.child = int(self.parent.stdout.readline())
-        first = _proc.process(self.parent.pid)
+        first = host_processes.process(self.parent.pid)
         assert first is not None
         self.engine = EngineProcesses(
             incarnation=self.incarnation,
             session=self.parent.pid,
             tree=(first.stamp,),
-            host=_proc.this_host(),
+            host=host_processes.this_host(),
             not_before=before,
         )
 
     def end(self) -> None:
         for pid in (self.child, self.parent.pid):
-            if _proc.process(pid) is not None:
+            if host_processes.process(pid) is not None:
                 os.kill(pid, signal.SIGKILL)
         self.parent.wait()
         assert self.parent.stdout is not None
@@ -83,7 +83,7 @@ def tree() -> Iterator[Callable[[str], Tree]]:
 
 
 def alive(*pids: int) -> list[int]:
-    return [pid for pid in pids if _proc.process(pid) is not None]
+    return [pid for pid in pids if host_processes.process(pid) is not None]
 
 
 def test_it_ends_a_whole_tree_and_proves_it_with_two_empty_scans(tree):
@@ -133,7 +133,7 @@ def test_a_stranger_with_the_old_pid_is_left_alone(tree):
     engine = stranger.engine.model_copy(
         update={
             "incarnation": str(uuid.uuid4()),
-            "tree": (_proc.ProcessStamp(pid=stranger.parent.pid, started=1),),
+            "tree": (host_processes.ProcessStamp(pid=stranger.parent.pid, started=1),),
         }
     )
     assert prove_release(engine, timeout=5).stopped == ()
@@ -142,7 +142,7 @@ def test_a_stranger_with_the_old_pid_is_left_alone(tree):
 
 def test_what_does_not_die_is_unconfirmed(tree, monkeypatch):
     made = tree("usual")
-    monkeypatch.setattr(_proc, "send_signal", lambda stamp, number: True)
+    monkeypatch.setattr(host_processes, "send_signal", lambda stamp, number: True)
     with pytest.raises(UnconfirmedError, match="alive"):
         prove_release(made.engine, timeout=0.3)
 
@@ -156,27 +156,27 @@ def test_an_engine_of_which_only_the_plan_was_recorded_is_found_by_its_marker(tr
 def test_a_process_older_than_the_engine_may_hide_its_environment(tree, monkeypatch):
     older, made = tree("usual"), tree("usual")
     later = made.engine.model_copy(update={"not_before": made.engine.tree[0].started + 1})
-    real = _proc.environment
+    real = host_processes.environment
 
     def environment(pid: int) -> dict[bytes, bytes] | None:
         if pid == older.child:
             raise PermissionError
         return real(pid)
 
-    monkeypatch.setattr(_proc, "environment", environment)
+    monkeypatch.setattr(host_processes, "environment", environment)
     assert {row.stamp.pid for row in find_processes(later)} == {made.parent.pid, made.child}
 
 
 def test_a_hidden_environment_of_a_later_process_of_ours_is_unconfirmed(tree, monkeypatch):
     made, hidden = tree("usual"), tree("usual")
-    real = _proc.environment
+    real = host_processes.environment
 
     def environment(pid: int) -> dict[bytes, bytes] | None:
         if pid == hidden.child:
             raise PermissionError
         return real(pid)
 
-    monkeypatch.setattr(_proc, "environment", environment)
+    monkeypatch.setattr(host_processes, "environment", environment)
     with pytest.raises(UnconfirmedError, match=f"{hidden.child} .*hides"):
         find_processes(made.engine)
 
@@ -191,11 +191,11 @@ def test_another_host_gives_no_proof(tree):
 
 
 def test_a_boot_since_then_is_proof_by_itself_only_on_the_same_machine():
-    here = _proc.this_host().model_copy(update={"machine_id": "m"})
+    here = host_processes.this_host().model_copy(update={"machine_id": "m"})
     earlier = here.model_copy(update={"boot_id": "earlier"})
     engine = EngineProcesses(incarnation="i", session=1, tree=(), host=earlier, not_before=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_proc, "this_host", lambda: here)
+        patch.setattr(host_processes, "this_host", lambda: here)
         assert prove_release(engine).scans == 0
         nameless = engine.host.model_copy(update={"machine_id": ""})
         with pytest.raises(UnconfirmedError):
@@ -204,8 +204,8 @@ def test_a_boot_since_then_is_proof_by_itself_only_on_the_same_machine():
 
 def test_a_signal_never_hits_a_later_process_with_the_same_pid(tree):
     made = tree("usual")
-    stamp = _proc.ProcessStamp(pid=made.child, started=1)
-    assert _proc.send_signal(stamp, signal.SIGKILL) is False
+    stamp = host_processes.ProcessStamp(pid=made.child, started=1)
+    assert host_processes.send_signal(stamp, signal.SIGKILL) is False
     assert alive(made.child) == [made.child]
 
 
@@ -215,5 +215,5 @@ def test_a_zombie_is_not_alive():
     deadline = time.monotonic() + 10
     while stat.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
-    assert _proc.process(child.pid) is None
+    assert host_processes.process(child.pid) is None
     child.wait()

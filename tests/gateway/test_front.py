@@ -11,7 +11,7 @@ from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import FrontAddress
-from relax_infer.engines._proc import processes
+from relax_infer.engines.host_processes import processes
 from relax_infer.gateway.front import Front
 from tests.gateway.fakes import Engine, engine, registry, until
 from tests.gateway.test_gateway import echo, post

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_infer.engines._proc import ProcessStamp, process
+from relax_infer.engines.host_processes import ProcessStamp, process
 from workers import _processes
 from workers._preflight import StackError
 
