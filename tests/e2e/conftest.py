@@ -15,7 +15,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from workers.local import Stack, down, up
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """A fresh one, or the one that is up in ``RELAX_E2E_HOME`` (to save time while developing)."""
     if kept := os.environ.get("RELAX_E2E_HOME"):
@@ -31,14 +31,14 @@ def stack() -> Iterator[Stack]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray(stack: Stack) -> Iterator[None]:
     """This process joins the stack's Ray cluster, to look at actors."""
     with stack.joined_ray("tests"):
         yield
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def client(stack: Stack) -> AsyncIterator[Client]:
     yield await Client.connect(stack.temporal_address, data_converter=pydantic_data_converter)
     await asyncio.sleep(0)
