@@ -116,7 +116,7 @@ async def run_phase(
         async def one(group: int) -> None:
             nonlocal done
             table = await work(asker, group)
-            await asyncio.to_thread(store.write_shard, step, phase, group, attempt, table)
+            await _finished(store.write_shard, step, phase, group, attempt, table)
             done += 1
             beat(done, len(groups))
 
@@ -140,6 +140,17 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except* (TransientError, PermanentError) as failures:
         raise _first(failures.subgroup(PermanentError) or failures) from None
     return [task.result() for task in made]
+
+
+async def _finished(write: Callable[..., object], *args: Any) -> None:
+    """Run a write in a thread; a cancellation goes on only when the write has ended, so that an
+    attempt that has failed leaves nothing behind that still writes."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write, *args))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
 
 
 def _first(failures: BaseExceptionGroup[Any]) -> BaseException:

@@ -1,6 +1,8 @@
 import asyncio
+import time
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from aiohttp import web
 
@@ -52,6 +54,31 @@ async def test_a_second_attempt_asks_only_for_what_no_shard_holds(
     assert all(rid.endswith("/a2") for rid in upstream.asked[before:])
     assert result.reused_groups == len(held)
     assert result.staged.rows == 8
+
+
+async def test_a_failed_attempt_leaves_no_write_behind(
+    phase: dict[str, Any],
+    upstream: Upstream,
+    store: StagingStore,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    begun: list[int] = []
+    write = store.write_shard
+
+    def slow_write(step: int, name: str, group: int, attempt: int, table: pa.Table) -> object:
+        begun.append(group)
+        time.sleep(0.3)
+        return write(step, name, group, attempt, table)
+
+    def fails_while_a_write_goes_on(payload: dict[str, Any]) -> web.Response | None:
+        return web.Response(status=503) if begun else None
+
+    monkeypatch.setattr(store, "write_shard", slow_write)
+    upstream.fault = fails_while_a_write_goes_on
+    with pytest.raises(TransientError, match="503"):
+        await generate(**phase, router_url=upstream.url)
+    assert begun
+    assert sorted(store.shards(1, "generated")) == sorted(begun)
 
 
 async def test_earlier_requests_are_confirmed_gone_before_anything_is_asked_again(
