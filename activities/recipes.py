@@ -73,6 +73,7 @@ def _plan(run: RunRef, recipe: Recipe, models: dict[str, Path]) -> RunPlan:
             python=engine.python,
             server_args=engine.server_args,
             launch_timeout=engine.launch_timeout,
+            health_timeout=engine.health_timeout,
             drain_timeout=engine.drain_timeout,
             store=run.store,
         )

@@ -54,6 +54,8 @@ class Engine(Section):
     """Seconds from launch to an answering engine."""
     drain_timeout: Seconds = 120.0
     """Seconds that requests may take to end once admission is closed."""
+    health_timeout: Seconds = 60.0
+    """Seconds without a sign of life after which an engine is given up and rebuilt."""
 
 
 class Sampling(Section):

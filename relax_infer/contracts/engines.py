@@ -60,6 +60,8 @@ class EngineGroupSpec(Message):
     """Seconds."""
     drain_timeout: float = 120.0
     """Seconds."""
+    health_timeout: float = 60.0
+    """Seconds without a sign of life after which an engine that should answer counts as lost."""
     store: str
     """fsspec URL of the store, for evidence and request logs."""
 
@@ -131,6 +133,28 @@ class EngineOperation(Message):
     """Weights to be resident after the operation (launch, onload, load)."""
     open_admission: bool = True
     """Onload: also open the engines' admission."""
+    replicas: tuple[int, ...] = ()
+    """Replicas to operate on; empty: all of the group."""
+    word: str | None = None
+    """Forget: who says that the replicas are gone, and why."""
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        return self.replicas or tuple(range(self.group.replicas))
+
+
+class WatchRequest(Message):
+    """Ask of ``watch_engines``: say when one of these replicas is no longer what it is."""
+
+    group: EngineGroupSpec
+    incarnations: dict[int, str]
+    """Replica → the incarnation that is READY now."""
+
+
+class WatchReport(Message):
+    """What changed: one report per replica that is lost."""
+
+    lost: tuple[ReplicaReport, ...]
 
 
 class GroupSnapshot(Message):

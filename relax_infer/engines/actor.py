@@ -21,7 +21,7 @@ from relax_infer.engines.operations import OperationTable
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import IllegalTransition, ReplicaState
 
-Kind = Literal["launch", "onload", "load_weights", "offload", "stop"]
+Kind = Literal["launch", "onload", "load_weights", "offload", "stop", "forget"]
 
 
 class ReplicaOutcome(Message):
@@ -94,6 +94,8 @@ class EngineActor:
                     evidence = await self._replica.offload(op)
                 case "stop":
                     evidence = await self._replica.stop(op)
+                case "forget":
+                    await self._replica.forget(op)
         except (RelaxError, IllegalTransition, OSError) as error:
             report = await self._replica.report()
             told = f"{getattr(error, 'kind', type(error).__name__)}: {error}"
@@ -108,6 +110,9 @@ class EngineActor:
 
     async def probe(self) -> ReplicaReport:
         return await self._replica.report()
+
+    async def health(self) -> ReplicaReport:
+        return await self._replica.health()
 
     async def read_weights(self) -> ReplicaReport:
         async with self._turn:

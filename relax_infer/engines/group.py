@@ -1,7 +1,7 @@
 """One engine group from wherever an activity runs: its actors are found by name, or made."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_infer.contracts.engines import (
@@ -9,6 +9,7 @@ from relax_infer.contracts.engines import (
     EngineOperation,
     GroupReport,
     ReplicaReport,
+    WatchReport,
 )
 from relax_infer.contracts.failures import RelaxError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import StaleFence
@@ -25,6 +26,10 @@ ACTOR_SECONDS = 90.0
 DYING_SECONDS = 5.0
 """For Ray to give up the name of an actor that was killed."""
 READ_SECONDS = 30.0
+LOOK_SECONDS = 1.0
+"""Between two looks at a healthy group."""
+UNASKED_SECONDS = 20.0
+"""Without an answer of its actor a replica counts as lost."""
 
 
 class EngineGroup:
@@ -72,6 +77,39 @@ class EngineGroup:
             return await _answer(actor.probe.remote(), READ_SECONDS)
 
         return GroupReport(replicas=await self._each(ask, self._unknown))
+
+    async def forget(self, op: EngineOperation) -> GroupReport:
+        """Take ``op.word`` (a person's) for the proof that failed replicas are gone."""
+        return await self._operate("forget", op)
+
+    async def watch(self, incarnations: Mapping[int, str]) -> WatchReport:
+        """Return when a replica is not READY any more, or is another incarnation; not before.
+
+        A replica whose actor has not answered for ``UNASKED_SECONDS`` counts as lost: its engine
+        may live, so what follows must be a release proof.
+        """
+        clock = asyncio.get_running_loop().time
+        answered = dict.fromkeys(incarnations, clock())
+
+        async def look(replica: int, expected: str) -> ReplicaReport | None:
+            try:
+                report = await _answer(self._health(replica), UNASKED_SECONDS)
+            except RelaxError as error:
+                silent = clock() - answered[replica] >= UNASKED_SECONDS
+                return self._unknown(replica, error) if silent else None
+            answered[replica] = clock()
+            ready = report.state is ReplicaState.READY and report.incarnation == expected
+            return None if ready else report
+
+        while True:
+            looks = await asyncio.gather(*(look(k, v) for k, v in incarnations.items()))
+            if lost := tuple(report for report in looks if report is not None):
+                return WatchReport(lost=lost)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _health(self, replica: int) -> ReplicaReport:
+        actor = await self._actor(replica)
+        return await actor.health.remote()
 
     async def read_weights(self) -> GroupReport:
         """Version and digest as read from every engine just now; changes nothing."""
@@ -121,7 +159,7 @@ class EngineGroup:
         def unknown(replica: int, error: RelaxError) -> ReplicaOutcome:
             return ReplicaOutcome(report=self._unknown(replica, error))
 
-        outcomes = await self._each(ask, unknown)
+        outcomes = await self._each(ask, unknown, op.targets)
         stale = [outcome.stale for outcome in outcomes if outcome.stale is not None]
         if len(stale) == len(outcomes):
             raise StaleFence(op.fence, max(stale, key=lambda token: token.counter))
@@ -132,7 +170,10 @@ class EngineGroup:
         return GroupReport(replicas=tuple(_told(o) for o in outcomes), evidence=staged)
 
     async def _each(
-        self, ask: Callable[[int], Awaitable[T]], unknown: Callable[[int, RelaxError], T]
+        self,
+        ask: Callable[[int], Awaitable[T]],
+        unknown: Callable[[int, RelaxError], T],
+        replicas: Sequence[int] | None = None,
     ) -> tuple[T, ...]:
         """Ask every replica at once; one that cannot be asked is ``unknown``, not an error."""
 
@@ -142,7 +183,8 @@ class EngineGroup:
             except RelaxError as error:
                 return unknown(replica, error)
 
-        return tuple(await asyncio.gather(*(one(k) for k in range(self.spec.replicas))))
+        asked = range(self.spec.replicas) if replicas is None else replicas
+        return tuple(await asyncio.gather(*(one(k) for k in asked)))
 
     def _unknown(self, replica: int, error: RelaxError) -> ReplicaReport:
         return ReplicaReport(

@@ -15,6 +15,7 @@ from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines.canary import Canary
 from relax_infer.engines.release import EngineProcesses
 
 _M = TypeVar("_M", bound=Message)
@@ -64,6 +65,9 @@ class HolderFiles:
         self._write("holder", holder)
 
     def remove_holder(self) -> None:
+        """The holder and the socket of its incarnation."""
+        if (holder := self.holder()) is not None:
+            Path(holder.socket).unlink(missing_ok=True)
         self._path("holder").unlink(missing_ok=True)
 
     def fence(self) -> FenceToken | None:
@@ -72,6 +76,13 @@ class HolderFiles:
 
     def write_fence(self, token: FenceToken) -> None:
         self._write("fence", SeenFence(pool=self._pool, token=token))
+
+    def canary(self) -> Canary | None:
+        """The last one that was taken right after weights were loaded."""
+        return self._read("canary", Canary)
+
+    def write_canary(self, canary: Canary) -> None:
+        self._write("canary", canary)
 
     def socket(self, incarnation: str) -> Path:
         """Path of an incarnation's management socket.

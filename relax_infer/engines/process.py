@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,7 @@ from relax_infer.engines import host_processes
 from relax_infer.engines.command import command_line, environment, server_settings
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.holder import Holder, HolderFiles
+from relax_infer.engines.host_processes import ProcessStamp
 from relax_infer.engines.memory import memory_in_use
 from relax_infer.engines.release import (
     EngineProcesses,
@@ -47,10 +49,15 @@ class EngineProcess:
         self.holder = holder
         self.control = EngineControl(Path(holder.socket))
         self._popen = popen
+        self._core = frozenset(_workers(holder.processes))
 
     def exited(self) -> bool:
         """Whether the server's first process is gone (others of its tree may live on)."""
         return self._popen is None or self._popen.poll() is not None
+
+    def missing(self) -> tuple[int, ...]:
+        """Pids of processes without which the server cannot work and that are gone."""
+        return tuple(s.pid for s in self._core if not host_processes.alive(s))
 
     async def exits_within(self, seconds: float) -> bool:
         """Wait for the server's first process to be gone."""
@@ -153,9 +160,9 @@ async def _start_once(
     except BaseException:
         await asyncio.shield(end_engine(engine, spec, files))
         raise
-    engine.holder = _with_processes(holder, session=popen.pid, tree=tree)
-    files.write_holder(engine.holder)
-    return engine
+    holder = _with_processes(holder, session=popen.pid, tree=tree)
+    files.write_holder(holder)
+    return EngineProcess(holder, popen)
 
 
 async def end_engine(
@@ -179,7 +186,6 @@ async def end_engine(
         proof = prove_release(engine.holder.processes)
         engine.exited()  # reaps it
         files.remove_holder()
-        Path(engine.holder.socket).unlink(missing_ok=True)
         return proof
 
     return await asyncio.to_thread(end)
@@ -256,6 +262,15 @@ def _request_log_folder(spec: EngineGroupSpec) -> Path:
     if store is None:
         return log_folder(spec) / "requests"
     return store / spec.run / "engines" / "requests"
+
+
+def _workers(engine: EngineProcesses) -> Iterator[ProcessStamp]:
+    """The server itself and SGLang's own processes; helpers of a compiler may come and go."""
+    for stamp in engine.tree:
+        row = host_processes.process(stamp.pid)
+        if row is not None and row.stamp == stamp and row.command.startswith("sglang"):
+            yield stamp
+    yield from engine.tree[:1]
 
 
 def _with_processes(holder: Holder, **changes: object) -> Holder:

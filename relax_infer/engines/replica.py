@@ -20,6 +20,7 @@ from relax_infer.contracts.engines import (
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import WeightsRef
+from relax_infer.engines.canary import compare_canaries, take_canary
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.digest import checkpoint_dtype, expected_digest
 from relax_infer.engines.drain import close_before_end, confirm_drained, drain, settle
@@ -27,6 +28,8 @@ from relax_infer.engines.evidence import release_evidence
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.memory import GONE_SLACK, SLEEPING_CONTEXTS, memory_in_use
 from relax_infer.engines.process import EngineProcess, end_engine, local_path, start_engine
+from relax_infer.engines.pulse import Pulse
+from relax_infer.engines.release import find_processes
 from relax_infer.machines import REPLICA, ReplicaEvent, ReplicaState
 
 _E = ReplicaEvent
@@ -47,7 +50,10 @@ class EngineReplica:
         self.digest: str | None = None
         self.error: str | None = None
         self._folder: Path | None = None
+        self._loaded = False
+        """Whether weights were loaded since the last canary that serves as the reference."""
         self._resident: set[str] = set()
+        self._pulse = Pulse()
         self.state = ReplicaState.DEAD
         if (left := self.files.holder()) is not None:
             # An actor before this one started it. Its answers cannot be trusted; only a release
@@ -84,6 +90,7 @@ class EngineReplica:
             if self.state is ReplicaState.READY:
                 if self._current(op.weights) and op.open_admission:
                     await self._control.open(token)
+                    self._pulse.begin()
                     return
                 self._advance(_E.WEIGHTS_UPDATE_STARTED)
                 await drain(self._control, token, self.spec.drain_timeout)
@@ -95,11 +102,13 @@ class EngineReplica:
             await self._resume(RESIDENT_TAGS, token)
             await self._control.continue_generation(token)
             await self._check_weights()
+            await self._check_canary()
             await self._control.close(token)
             await confirm_drained(self._control, self.spec.drain_timeout)
             if op.open_admission:
                 await self._control.open(token)
                 self._advance(_E.OPENED)
+                self._pulse.begin()
         except BaseException as error:
             self._fail(_E.ONLOAD_FAILED, error)
             raise
@@ -155,6 +164,31 @@ class EngineReplica:
         self._advance(_E.RELEASE_PROVED)
         return evidence
 
+    async def forget(self, op: EngineOperation) -> None:
+        """A person's word that nothing of the replica is left, where no proof could be had.
+
+        Refused while this host still shows a process of it: then the word is wrong.
+        """
+        if self.state is ReplicaState.DEAD:
+            return
+        if self.state is not ReplicaState.FAILED:
+            raise PermanentError(
+                f"Engine {self.engine_id} is {self.state}: only a failed one is forgotten.",
+                cure="Offload or stop it; that proves its release.",
+            )
+        if self.engine is not None:
+            found = await asyncio.to_thread(find_processes, self.engine.holder.processes)
+            if found:
+                pids = ", ".join(str(row.stamp.pid) for row in found)
+                raise PermanentError(
+                    f"Engine {self.engine_id} is not gone: processes {pids} of it live on this"
+                    " host.",
+                    cure="End them, then resolve again.",
+                )
+        self.files.remove_holder()
+        self._forget_incarnation()
+        self._advance(_E.RESOLVED_BY_OPERATOR)
+
     async def _asleep_or_gone(self, op: EngineOperation) -> ReleaseEvidence:
         """A server that dies while it is asked to let go is released by proof instead."""
         try:
@@ -209,6 +243,37 @@ class EngineReplica:
             fence=fence,
             error=error,
         )
+
+    async def health(self) -> ReplicaReport:
+        """A report in which a READY replica that lost a process, or that has said nothing for
+        ``spec.health_timeout`` seconds, is FAILED. Others are not judged. Changes nothing."""
+        engine = self.engine
+        if engine is None or self.state is not ReplicaState.READY:
+            return await self.report()
+        lost = await self._lost(engine)
+        if self.state is not ReplicaState.READY or self.engine is not engine:
+            return await self.report()
+        return ReplicaReport(
+            replica=self.replica,
+            engine_id=self.engine_id,
+            state=ReplicaState.FAILED if lost else self.state,
+            base_url=None if lost else engine.holder.base_url,
+            incarnation=engine.holder.processes.incarnation,
+            weight_version=self.version,
+            weights_digest=self.digest,
+            fence=self.files.fence(),
+            error=lost,
+        )
+
+    async def _lost(self, engine: EngineProcess) -> str | None:
+        if engine.exited():
+            return _exit_of(engine)
+        if gone := engine.missing():
+            return f"its process {gone[0]} is gone"
+        silent = await self._pulse.silence(engine)
+        if silent > self.spec.health_timeout:
+            return f"it has given no sign of life for {silent:.0f} s"
+        return None
 
     async def read_weights(self) -> ReplicaReport:
         """A report whose version and digest were read from the engine just now.
@@ -304,6 +369,7 @@ class EngineReplica:
         if self.state is ReplicaState.STARTING:
             self._advance(_E.LAUNCHED)
         self._resident, self._folder, self.version = set(RESIDENT_TAGS), folder, version
+        self._loaded = True
         return True
 
     async def _end(self, token: FenceToken) -> None:
@@ -313,8 +379,12 @@ class EngineReplica:
                 # Callers get an answer that says aborted rather than a broken connection.
                 await close_before_end(self.engine.control, token)
             await end_engine(self.engine, self.spec, self.files)
+        self._forget_incarnation()
+
+    def _forget_incarnation(self) -> None:
         self.engine = self.version = self.digest = self._folder = self.error = None
         self._resident.clear()
+        self._loaded = False
 
     async def _resume(self, tags: Sequence[str], token: FenceToken) -> None:
         # A resume without a release kills the server.
@@ -326,7 +396,21 @@ class EngineReplica:
     async def _load(self, weights: WeightsRef, token: FenceToken) -> None:
         folder = _folder(weights)
         await self._control.load(folder, weights.version, token, self.spec.launch_timeout)
-        self._folder, self.version = folder, weights.version
+        self._folder, self.version, self._loaded = folder, weights.version, True
+
+    async def _check_canary(self) -> None:
+        """A prefill must come out as it did when these weights were loaded.
+
+        The first one after a load becomes the reference; one of the same weights in an earlier
+        incarnation is compared with it.
+        """
+        assert self.digest is not None
+        now = await take_canary(self._control, self.digest, self.spec.drain_timeout)
+        if (known := self.files.canary()) is not None:
+            compare_canaries(known, now)
+        if self._loaded:
+            self.files.write_canary(now)
+            self._loaded = False
 
     async def _check_weights(self) -> None:
         """Read version and digest back and compare them with what they must be."""

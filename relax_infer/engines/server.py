@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ class SGLangBackend:
 
     async def flush(self) -> bool:
         return bool((await self._manager.flush_cache()).success)
+
+    def silent_for(self) -> float:
+        return max(0.0, time.time() - self._manager.last_receive_tstamp)
 
 
 class FencedServer:
