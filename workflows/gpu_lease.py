@@ -1,5 +1,6 @@
 """GpuLease: who may use a pool of GPUs. One per pool of a run; it outlives every step."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_args
@@ -10,6 +11,7 @@ from temporalio.exceptions import ApplicationError
 from relax_infer.contracts.engines import LeaseRole
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.lease import (
+    HolderLost,
     LeaseAnswer,
     LeaseCommand,
     LeaseInput,
@@ -82,6 +84,7 @@ class GpuLease:
         self._asked = int(carried.get("asked", 0))
         self._closing = False
         self._reconciling: set[str] = set()
+        self._hints: set[str] = set()
         self._trainer = TrainerRole(start.trainer) if start.trainer else None
         for method in METHODS:
             self._offer_update(method)
@@ -122,6 +125,18 @@ class GpuLease:
     def answer(self, answer: Answer) -> None:
         self._mail.deliver(answer)
 
+    @workflow.signal
+    async def holder_lost(self, lost: HolderLost) -> None:
+        """A role that holds the pool waits for proof or a person; what holds it is in doubt."""
+        if self._book.roles[lost.role].state is LeaseState.ACTIVE:
+            self._book.record(lost.role, LeaseEvent.OPERATION_FAILED, workflow.time(), lost.why)
+            await self._wait_until_known(lost.role)
+
+    @workflow.signal
+    def holder_known(self, role: str) -> None:
+        """A role knows again where its engines stand: worth a probe."""
+        self._hints.add(role)
+
     @workflow.query
     def state(self) -> LeaseStatus:
         return self._book.status()
@@ -141,7 +156,12 @@ class GpuLease:
     async def _answer(self, ask: Ask) -> LeaseAnswer:
         if ask.method == "close":
             return self._close()
-        return await self._perform(LeaseRequest.model_validate({**ask.payload}))
+        request = LeaseRequest.model_validate({**ask.payload})
+        if request.method in ("deactivate", "release", "acknowledge_rollout_offloaded"):
+            # A workflow waits where a person is refused: it cannot do anything else.
+            role = request.role or "rollout"
+            await workflow.wait_condition(lambda: role not in self._book.blocked)
+        return await self._perform(request)
 
     def _close(self) -> LeaseAnswer:
         if not self._book.asleep:
@@ -266,6 +286,9 @@ class GpuLease:
         """Take the pool back; answers only when the release is confirmed, proved or resolved."""
         while self._book.roles[role].state is not LeaseState.SLEEPING:
             lease = self._book.roles[role]
+            if lease.state is LeaseState.BLOCKED:
+                await workflow.wait_condition(lambda: role not in self._book.blocked)
+                continue
             if lease.state is not LeaseState.ACTIVE:
                 raise LeaseRefused(
                     f"Cannot offload {role} in {lease.state}; lease remains reserved"
@@ -285,11 +308,16 @@ class GpuLease:
         )
 
     async def _have(
-        self, role: str, method: str, fence: FenceToken | None, weights: WeightsRef | None
+        self,
+        role: str,
+        method: str,
+        fence: FenceToken | None,
+        weights: WeightsRef | None,
+        word: str | None = None,
     ) -> RoleResult:
         """Have a role carry out ``method`` under ``fence``."""
         operation = RoleOperation.model_validate(
-            {"method": method, "fence": fence, "weights": weights}
+            {"method": method, "fence": fence, "weights": weights, "word": word}
         )
         self._asked += 1
         operation_id = f"{self._start.run.run}.lease-{self._start.pool}.{self._asked}.{method}"
@@ -308,22 +336,33 @@ class GpuLease:
     # --- BLOCKED
 
     async def _block_until_known(self, role: str, error: ApplicationError) -> None:
-        """Reserve the pool until a probe or a person says where the role stands."""
         event = (
             LeaseEvent.TIMED_OUT if kind_of(error) == UNCONFIRMED else LeaseEvent.OPERATION_FAILED
         )
         self._book.record(role, event, workflow.time(), reason=text_of(error))
+        await self._wait_until_known(role)
+
+    async def _wait_until_known(self, role: str) -> None:
+        """Reserve the pool until a probe or a person says where the role stands."""
         self._show()
         deadline = workflow.time() + self._start.reconcile_timeout
-        pause = 0.5
-        while role in self._book.blocked and workflow.time() < deadline:
+        pause, told = 0.5, False
+        while role in self._book.blocked:
+            self._hints.discard(role)
             await self._reconcile_once(role)
-            if role in self._book.blocked:
-                await workflow.sleep(pause)
-                pause = min(2 * pause, 10.0)
-        if role in self._book.blocked:
-            await self._tell_run("lease_blocked")
-            await workflow.wait_condition(lambda: role not in self._book.blocked)
+            if role not in self._book.blocked:
+                break
+            if not told and workflow.time() >= deadline:
+                await self._tell_run("lease_blocked")
+                told = True
+            # A person may take days: probes of our own end then, and the role says when to look.
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: role in self._hints or role not in self._book.blocked,
+                    timeout=None if told else timedelta(seconds=pause),
+                )
+            pause = min(2 * pause, 10.0)
+        if told:
             await self._tell_run("lease_unblocked")
         self._show()
 
@@ -349,15 +388,27 @@ class GpuLease:
             self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
 
     async def _resolve(self, request: LeaseRequest) -> None:
-        who = f"{request.who}: {request.why}"
         for role in self._book.blocked:
             if request.role in (None, role):
-                if role != "trainer":
-                    await self._have(role, "resolve", self._book.roles[role].fence, None)
-                self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
-                self._resolved_by[role] = who
+                await self._resolve_role(role, f"{request.who}: {request.why}")
         if request.abandon and not self._book.blocked:
             self._book.abandon_batch()
+
+    async def _resolve_role(self, role: str, word: str) -> None:
+        """The word stands for what cannot be proved; what can answer lets go, or goes on."""
+        state = "SLEEPING"
+        if role != "trainer":
+            fence = self._book.roles[role].fence
+            state = (await self._have(role, "resolve", fence, None, word=word)).state
+        if self._book.roles[role].state is not LeaseState.BLOCKED:
+            return  # a probe proved it meanwhile
+        if state in ("SLEEPING", "STOPPED"):
+            self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
+            self._resolved_by[role] = word
+        elif state == "READY":
+            self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
+        else:
+            raise fail(UNCONFIRMED, f"{role} is {state} also after the word of {word}")
 
     async def _tell_run(self, signal: str) -> None:
         reasons = "; ".join(f"{r}: {self._book.roles[r].reason}" for r in self._book.blocked)

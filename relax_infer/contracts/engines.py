@@ -167,7 +167,9 @@ class GroupSnapshot(Message):
     weight_version: int | None = None
     replicas: tuple[ReplicaReport, ...] = ()
     generations: tuple[int, ...] = ()
-    """One per replica, in order; rises with every new incarnation or address."""
+    """One per replica, in order; rises with every new incarnation."""
+    stuck: str | None = None
+    """What of it waits for proof or for a person."""
 
 
 class OffloadCheck(Message):

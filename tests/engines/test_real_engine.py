@@ -420,7 +420,9 @@ async def test_health_tells_a_lost_scheduler_from_a_sleeping_engine(engine):
     await engine.ready(0)
     scheduler = await scheduler_of(engine)
     os.kill(scheduler, signal.SIGKILL)
-    report = await engine.actor.health()
+    deadline = asyncio.get_running_loop().time() + 3
+    while (report := await engine.actor.health()).state is ReplicaState.READY:
+        assert asyncio.get_running_loop().time() < deadline
     assert report.state is ReplicaState.FAILED
     assert report.base_url is None
     assert f"process {scheduler} is gone" in (report.error or "")
