@@ -80,7 +80,7 @@ class EngineActor:
                 self._admit(op.fence)  # another grant may have come while this one waited
                 return await self._carry_out(kind, op)
         except StaleFence as stale:
-            report = await self._replica.report()
+            report = await self._replica.reports.report()
             return ReplicaOutcome(
                 report=report.model_copy(update={"error": str(stale)}), stale=stale.seen
             )
@@ -102,10 +102,10 @@ class EngineActor:
                 case "forget":
                     await self._replica.forget(op)
         except (RelaxError, IllegalTransition, OSError) as error:
-            report = await self._replica.report()
+            report = await self._replica.reports.report()
             told = f"{getattr(error, 'kind', type(error).__name__)}: {error}"
             return ReplicaOutcome(report=report.model_copy(update={"error": told}))
-        return ReplicaOutcome(report=await self._replica.report(), evidence=evidence)
+        return ReplicaOutcome(report=await self._replica.reports.report(), evidence=evidence)
 
     def _admit(self, token: FenceToken) -> None:
         known = self._fence.seen
@@ -114,14 +114,14 @@ class EngineActor:
             self._replica.files.write_fence(token)
 
     async def probe(self) -> ReplicaReport:
-        return await self._replica.report()
+        return await self._replica.reports.report()
 
     async def health(self) -> ReplicaReport:
-        return await self._replica.health()
+        return await self._replica.reports.health()
 
     async def read_weights(self) -> ReplicaReport:
         async with self._turn:
-            return await self._replica.read_weights()
+            return await self._replica.reports.read_weights()
 
     async def settle_requests(self, prefix: str, timeout: float) -> int:
         return await self._replica.settle(prefix, timeout)

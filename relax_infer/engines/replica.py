@@ -5,7 +5,6 @@ token by one caller at a time, and leaves the replica in a state of ``relax_infe
 that says whether it still counts as a holder of its GPUs.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,9 @@ from relax_infer.contracts.engines import (
     EngineGroupSpec,
     EngineOperation,
     ReleaseEvidence,
-    ReplicaReport,
 )
 from relax_infer.contracts.failures import (
     PermanentError,
-    RelaxError,
     TransientError,
     UnconfirmedError,
 )
@@ -32,15 +29,13 @@ from relax_infer.engines.node import EngineNode
 from relax_infer.engines.nodes import FollowerNode, ReplicaNodes
 from relax_infer.engines.process import EngineProcess
 from relax_infer.engines.pulse import Pulse
+from relax_infer.engines.reports import AWAKE, ReplicaReports
 from relax_infer.engines.resident import Resident, weights_folder
 from relax_infer.machines import REPLICA, ReplicaEvent, ReplicaState
 
 _E = ReplicaEvent
 _DYING_SECONDS = 2.0
 """Between a killed server's closed socket and the end of its process."""
-_RECALL_SECONDS = 20.0
-"""For followers to say what an earlier actor of the head left with them."""
-_AWAKE = (ReplicaState.READY, ReplicaState.ONLOADING)
 
 
 class EngineReplica:
@@ -60,7 +55,8 @@ class EngineReplica:
         self.nodes = ReplicaNodes(head, followers)
         self.resident = Resident(self.engine_id, self.files)
         self.error: str | None = None
-        self._pulse = Pulse()
+        self.pulse = Pulse()
+        self.reports = ReplicaReports(self)
         self.state = ReplicaState.DEAD
         if head.process is not None:
             # An actor before this one started it. Its answers cannot be trusted; only a release
@@ -80,7 +76,7 @@ class EngineReplica:
         """Start the server, gate closed, weights resident and checked. Nothing if it runs."""
         try:
             if await self._launch(op):
-                await self._check_weights()
+                await self.check_weights()
         except BaseException as error:
             self._fail(_E.ONLOAD_FAILED, error)
             raise
@@ -93,7 +89,7 @@ class EngineReplica:
             if self.state is ReplicaState.READY:
                 if self.resident.current(op.weights) and op.open_admission:
                     await self._control.open(token)
-                    self._pulse.begin()
+                    self.pulse.begin()
                     return
                 self._advance(_E.WEIGHTS_UPDATE_STARTED)
                 await drain(self._control, token, self.spec.drain_timeout)
@@ -105,14 +101,14 @@ class EngineReplica:
                 await resident.load(self._control, op.weights, token, self.spec.launch_timeout)
             await resident.resume(self._control, RESIDENT_TAGS, token, limit)
             await self._control.continue_generation(token)
-            await self._check_weights()
+            await self.check_weights()
             await resident.check_canary(self._control, limit)
             await self._control.close(token)
             await confirm_drained(self._control, self.spec.drain_timeout)
             if op.open_admission:
                 await self._control.open(token)
                 self._advance(_E.OPENED)
-                self._pulse.begin()
+                self.pulse.begin()
         except BaseException as error:
             self._fail(_E.ONLOAD_FAILED, error)
             raise
@@ -122,7 +118,7 @@ class EngineReplica:
         await self._notice_death()
         if op.weights is None:
             raise PermanentError(f"Operation {op.operation_id} names no weights to load.")
-        if self.state not in _AWAKE:
+        if self.state not in AWAKE:
             raise PermanentError(
                 f"Engine {self.engine_id} is {self.state}: weights are loaded into an engine that"
                 " is awake.",
@@ -220,102 +216,6 @@ class EngineReplica:
             return 0
         return await settle(engine.control, prefix, timeout)
 
-    async def report(self) -> ReplicaReport:
-        """What is known now; asks the engine and changes nothing. Safe during an operation."""
-        try:
-            async with asyncio.timeout(_RECALL_SECONDS):
-                await self._recall()
-        except (RelaxError, TimeoutError) as unknown:
-            return self._unknown(str(unknown) or "its followers do not answer")
-        state, error, fence, engine = self.state, self.error, self.files.fence(), self.engine
-        if engine is not None and state in (*_AWAKE, ReplicaState.SLEEPING):
-            fence, error = await self._look(engine, state)
-            if error is not None and state is self.state:
-                state = ReplicaState.FAILED
-        return ReplicaReport(
-            replica=self.replica,
-            engine_id=self.engine_id,
-            state=state,
-            base_url=engine.holder.base_url if engine and state is ReplicaState.READY else None,
-            incarnation=engine.holder.processes.incarnation if engine else None,
-            weight_version=self.resident.version,
-            weights_digest=self.resident.digest,
-            fence=fence,
-            error=error,
-        )
-
-    def _unknown(self, why: str) -> ReplicaReport:
-        """Nothing is started, as far as this host shows; the others have not said."""
-        return ReplicaReport(
-            replica=self.replica,
-            engine_id=self.engine_id,
-            state=ReplicaState.FAILED,
-            fence=self.files.fence(),
-            error=why,
-        )
-
-    async def health(self) -> ReplicaReport:
-        """A report in which a READY replica that lost a process, or that has said nothing for
-        ``spec.health_timeout`` seconds, is FAILED. Others are not judged. Changes nothing."""
-        engine = self.engine
-        if engine is None or self.state is not ReplicaState.READY:
-            return await self.report()
-        lost = await self._lost(engine)
-        if self.state is not ReplicaState.READY or self.engine is not engine:
-            return await self.report()
-        return ReplicaReport(
-            replica=self.replica,
-            engine_id=self.engine_id,
-            state=ReplicaState.FAILED if lost else self.state,
-            base_url=None if lost else engine.holder.base_url,
-            incarnation=engine.holder.processes.incarnation,
-            weight_version=self.resident.version,
-            weights_digest=self.resident.digest,
-            fence=self.files.fence(),
-            error=lost,
-        )
-
-    async def _lost(self, engine: EngineProcess) -> str | None:
-        if lost := await self.nodes.lost():
-            return lost
-        silent = await self._pulse.silence(engine)
-        if silent > self.spec.health_timeout:
-            return f"it has given no sign of life for {silent:.0f} s"
-        return None
-
-    async def read_weights(self) -> ReplicaReport:
-        """A report whose version and digest were read from the engine just now.
-
-        FAILED if they are not what was loaded. An engine without resident weights has none.
-        """
-        report = await self.report()
-        if (
-            self.state not in _AWAKE
-            or report.error is not None
-            or "weights" not in self.resident.tags
-        ):
-            return report.model_copy(update={"weight_version": None, "weights_digest": None})
-        try:
-            await self._check_weights()
-        except (UnconfirmedError, PermanentError) as error:
-            return report.model_copy(update={"state": ReplicaState.FAILED, "error": str(error)})
-        return report.model_copy(update={"weights_digest": self.resident.digest})
-
-    async def _look(
-        self, engine: EngineProcess, state: ReplicaState
-    ) -> tuple[FenceToken | None, str | None]:
-        """The token that the fence has seen, and what contradicts ``state``."""
-        if engine.exited():
-            return self.files.fence(), engine.lost()
-        try:
-            status = await engine.control.status()
-        except (UnconfirmedError, PermanentError) as unanswered:
-            return self.files.fence(), str(unanswered)
-        token = FenceToken.model_validate(status["fence"])
-        if status["ready"] == (state is ReplicaState.READY):
-            return token, await self.nodes.lost()
-        return token, f"it is {state} but its gate is {'open' if status['ready'] else 'shut'}"
-
     @property
     def _control(self) -> EngineControl:
         if self.engine is None:
@@ -336,7 +236,7 @@ class EngineReplica:
         self.state = REPLICA.advance(REPLICA.initial, _E.DEATH_NOTICED)
         self.error = left
 
-    async def _recall(self) -> None:
+    async def recall(self) -> None:
         """Before this actor calls the replica dead for the first time, its followers are asked."""
         if self.state is not ReplicaState.DEAD:
             return
@@ -345,7 +245,7 @@ class EngineReplica:
             self._found(left)
 
     async def _notice_death(self) -> None:
-        await self._recall()
+        await self.recall()
         if self.engine is None or self.state is ReplicaState.FAILED:
             return
         if lost := await self.nodes.lost():
@@ -401,7 +301,7 @@ class EngineReplica:
         self.error = None
         self.resident.forget()
 
-    async def _check_weights(self) -> None:
+    async def check_weights(self) -> None:
         await self.resident.check_weights(self._control, self.spec)
 
     def _evidence(

@@ -420,6 +420,9 @@ async def test_health_tells_a_lost_scheduler_from_a_sleeping_engine(engine):
     await engine.ready(0)
     scheduler = await scheduler_of(engine)
     os.kill(scheduler, signal.SIGKILL)
+    deadline = asyncio.get_running_loop().time() + 10
+    while host_processes.process(scheduler) is not None:
+        assert asyncio.get_running_loop().time() < deadline
     report = await engine.actor.health()
     assert report.state is ReplicaState.FAILED
     assert report.base_url is None
