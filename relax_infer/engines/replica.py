@@ -5,6 +5,7 @@ token by one caller at a time, and leaves the replica in a state of ``relax_infe
 that says whether it still counts as a holder of its GPUs.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from relax_infer.contracts.engines import (
 )
 from relax_infer.contracts.failures import (
     PermanentError,
+    RelaxError,
     TransientError,
     UnconfirmedError,
 )
@@ -167,9 +169,12 @@ class EngineReplica:
     async def forget(self, op: EngineOperation) -> None:
         """A person's word that nothing of the replica is left, where no proof could be had.
 
-        Refused while this host still shows a process of it: then the word is wrong.
+        Refused while a host still shows a process of it: then the word is wrong.
         """
+        with contextlib.suppress(RelaxError):  # the word is about what cannot be asked
+            await self.recall()
         if self.state is ReplicaState.DEAD:
+            await self.nodes.forget(op.fence)
             return
         if self.state is not ReplicaState.FAILED:
             raise PermanentError(

@@ -323,6 +323,30 @@ async def test_a_person_s_word_stands_for_a_node_that_cannot_be_asked_not_for_on
     two.follower.cut = None
 
 
+async def test_a_person_s_word_stands_for_a_follower_that_a_new_head_never_reached(two):
+    two.follower.cut = UnconfirmedError("its host is gone")
+    replica = two.made_again()
+    assert (await replica.reports.report()).state is ReplicaState.FAILED
+    await replica.forget(two.operation())
+    assert (await replica.reports.report()).state is ReplicaState.DEAD
+
+
+async def test_a_follower_s_actor_on_another_host_proves_nothing(two, monkeypatch):
+    import ray
+
+    await two.start()
+    pids = two.pids()
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.9.9.9")
+    with pytest.raises(UnconfirmedError, match=r"bound on 127\.0\.0\.1.* up on 10\.9\.9\.9"):
+        await two.nodes.end(two.token())
+    assert living(pids) == pids[1:]
+    assert two.nodes.held == {1}
+    monkeypatch.undo()
+    await two.nodes.end(two.token())
+    assert living(pids) == []
+
+
 def test_sixteen_gpus_on_nodes_of_eight_are_two_actors_at_bundles_0_and_8(tmp_path):
     bundles = tuple(
         BundleBinding(bundle=k, node_id=f"n{k // 8}", node_ip=f"10.0.0.{k // 8}", gpu_id=k % 8)

@@ -174,6 +174,20 @@ async def test_a_lost_scheduler_of_the_follower_is_noticed_and_the_whole_replica
     assert len(again.nodes) == 2
 
 
+async def test_a_lost_actor_of_the_follower_costs_the_replica_which_an_onload_rebuilds(real):
+    await ready(real)
+    where = await described(real)
+    watch = asyncio.create_task(real.group.watch({0: where.incarnation or ""}))
+    os.kill(where.nodes[1].actor_pid, signal.SIGKILL)
+    (report,) = (await asyncio.wait_for(watch, 60)).lost
+    assert report.state is ReplicaState.FAILED
+    assert "node 1" in (report.error or "")
+    assert len(living(pids(where))) == 7
+    await ready(real)
+    assert living(pids(where)) == []
+    assert [node.lost for node in (await described(real)).nodes] == [None, None]
+
+
 async def test_an_actor_of_the_head_made_again_finds_both_nodes_and_ends_them(real):
     await ready(real)
     where = await described(real)
