@@ -457,10 +457,10 @@ async def test_a_person_s_word_is_refused_while_a_process_lives(engine):
     assert "live on this host" in (outcome.report.error or "")
     for pid in (await last.describe()).pids:
         os.kill(pid, signal.SIGKILL)
-    await last.probe()
     deadline = asyncio.get_running_loop().time() + 10
     while (await engine.operate("forget", word="ana")).report.state is not ReplicaState.DEAD:
         assert asyncio.get_running_loop().time() < deadline
+    await last.probe()  # it is this process's child, and dead only now
     assert HolderFiles(engine.spec, 0).holder() is None
     await engine.ready(0)
 
