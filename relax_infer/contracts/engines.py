@@ -44,9 +44,12 @@ class EngineGroupSpec(Message):
     weight_source: WeightSource
     replicas: int
     gpus_per_replica: int
+    """GPUs of one replica over all of its nodes."""
+    nodes_per_replica: int = 1
+    """Nodes that one replica spans: a head, which alone is called, and followers."""
     offload: OffloadKind
     ray_gpu_fraction: float
-    """Share of one GPU that an engine actor reserves with Ray in each of its bundles."""
+    """Share of one GPU that the actor of each node reserves with Ray, in its first bundle."""
     placement_group: str
     """Name of the detached placement group in the Ray namespace ``relax-<run>``."""
     bundles: tuple[BundleBinding, ...]
@@ -65,15 +68,36 @@ class EngineGroupSpec(Message):
     store: str
     """fsspec URL of the store, for evidence and request logs."""
 
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> "EngineGroupSpec":
+        if self.nodes_per_replica < 1 or self.gpus_per_replica % self.nodes_per_replica:
+            raise ValueError(
+                f"{self.gpus_per_replica} GPUs of a replica cannot be shared evenly by"
+                f" {self.nodes_per_replica} nodes"
+            )
+        return self
+
     @property
     def namespace(self) -> str:
         return f"relax-{self.run}"
 
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one replica on each of its nodes."""
+        return self.gpus_per_replica // self.nodes_per_replica
+
+    def node_bundles(self, replica: int, node: int) -> tuple[BundleBinding, ...]:
+        """The bundles of one replica's share of one node; node 0 is its head's."""
+        start = replica * self.gpus_per_replica + node * self.gpus_per_node
+        return self.bundles[start : start + self.gpus_per_node]
+
     def engine_id(self, replica: int) -> str:
         return f"{self.model}/replica-{replica}"
 
-    def actor_name(self, replica: int) -> str:
-        return f"engine.{self.role}.{self.model}.replica-{replica}"
+    def actor_name(self, replica: int, node: int = 0) -> str:
+        """Ray's name of a node's actor; the head's is the replica's own."""
+        head = f"engine.{self.role}.{self.model}.replica-{replica}"
+        return f"{head}.node-{node}" if node else head
 
 
 class ReplicaReport(Message):
@@ -93,6 +117,15 @@ class ReplicaReport(Message):
     error: str | None = None
 
 
+class NodeMemory(Message):
+    """Bytes in use on one node's share of a holder's devices, as its own host counts them."""
+
+    node: int
+    before: int | None
+    after: int
+    allowed: int
+
+
 class ReleaseEvidence(Message):
     """Why one replica (or the trainer) is believed to have let go of its GPUs."""
 
@@ -110,6 +143,8 @@ class ReleaseEvidence(Message):
     memory_after: int | None = None
     residual_allowed: int | None = None
     """Bytes that may remain (a sleeping engine keeps a device context)."""
+    nodes: tuple[NodeMemory, ...] = ()
+    """The parts of these sums, where a replica spans several nodes: each has to hold by itself."""
 
 
 class GroupReport(Message):

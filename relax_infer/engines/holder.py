@@ -23,13 +23,14 @@ _SOCKET_LIMIT = 100
 
 
 class Holder(Message):
-    """One incarnation of an engine on this host."""
+    """One incarnation of an engine on this host: all of it, or one node's part."""
 
     engine_id: str
     processes: EngineProcesses
-    base_url: str
-    """Public, fenced address."""
+    base_url: str | None
+    """Public, fenced address; a follower has none."""
     socket: str
+    """Management side; a follower opens none."""
     log: str
     """Everything its processes print."""
     request_log: str
@@ -47,15 +48,17 @@ class SeenFence(Message):
 
 
 class HolderFiles:
-    """The files of one replica."""
+    """The files of one node of one replica."""
 
-    def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
+    def __init__(
+        self, spec: EngineGroupSpec, replica: int, pool: str = "", *, node: int = 0
+    ) -> None:
         self._pool = pool
         # Two stacks on one host may run a run of the same name; their stores differ.
         key = hashlib.sha256(f"{spec.store}\0{spec.run}".encode()).hexdigest()[:10]
         self.folder = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._name = spec.actor_name(replica)
+        self._name = spec.actor_name(replica, node)
         self._short = hashlib.sha256(self._name.encode()).hexdigest()[:8]
 
     def holder(self) -> Holder | None:

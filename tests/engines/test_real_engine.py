@@ -420,9 +420,10 @@ async def test_health_tells_a_lost_scheduler_from_a_sleeping_engine(engine):
     await engine.ready(0)
     scheduler = await scheduler_of(engine)
     os.kill(scheduler, signal.SIGKILL)
-    deadline = asyncio.get_running_loop().time() + 3
-    while (report := await engine.actor.health()).state is ReplicaState.READY:
+    deadline = asyncio.get_running_loop().time() + 10
+    while host_processes.process(scheduler) is not None:
         assert asyncio.get_running_loop().time() < deadline
+    report = await engine.actor.health()
     assert report.state is ReplicaState.FAILED
     assert report.base_url is None
     assert f"process {scheduler} is gone" in (report.error or "")
@@ -456,10 +457,10 @@ async def test_a_person_s_word_is_refused_while_a_process_lives(engine):
     assert "live on this host" in (outcome.report.error or "")
     for pid in (await last.describe()).pids:
         os.kill(pid, signal.SIGKILL)
-    await last.probe()
     deadline = asyncio.get_running_loop().time() + 10
     while (await engine.operate("forget", word="ana")).report.state is not ReplicaState.DEAD:
         assert asyncio.get_running_loop().time() < deadline
+    await last.probe()  # it is this process's child, and dead only now
     assert HolderFiles(engine.spec, 0).holder() is None
     await engine.ready(0)
 
