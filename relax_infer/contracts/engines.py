@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.refs import StagedRef, WeightsRef
 from relax_infer.machines import GroupState, ReplicaState
 
@@ -45,7 +46,7 @@ class EngineGroupSpec(Message):
     replicas: int
     gpus_per_replica: int
     offload: OffloadKind
-    ray_gpu_fraction: float
+    ray_gpu_fraction: GpuFraction
     """Share of one GPU that an engine actor reserves with Ray in each of its bundles."""
     placement_group: str
     """Name of the detached placement group in the Ray namespace ``relax-<run>``."""
