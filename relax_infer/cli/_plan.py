@@ -16,7 +16,7 @@ _PHASES = {
     "teacher_score": "teach",
     "critic_train": "train the critic",
 }
-_WIDEST = 8
+_WIDEST = 4
 """GPUs of a picture with a column for each; a larger plan is a list."""
 
 
