@@ -1,7 +1,7 @@
 """Bundles for every demand: a pool for each role, or one pool by mode or by layout script."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_infer.config import Recipe
@@ -80,7 +80,7 @@ def _by_mode(recipe: Recipe, demands: Sequence[Demand], made: Arrangement) -> No
     for group in groups:
         found, needed = _line_up(recipe, group)
         starts.update({d.field: start for d, start in zip(group, found, strict=True)})
-        made.violations += _too_large(recipe, group, needed, made.pools[POOL])
+        made.violations += _too_large(group, needed, made.pools)
     for demand in demands:
         late = demand.role in deferred
         made.placements.append(_placement(recipe, demand, starts[demand.field], POOL, late=late))
@@ -167,11 +167,9 @@ def _placement(
     )
 
 
-def _too_large(
-    recipe: Recipe, demands: Sequence[Demand], needed: int, pool: int
-) -> list[Violation]:
+def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int]) -> list[Violation]:
     """Of one phase: each demand on its own, and all together."""
-    alone = recipe.cluster.gpus - pool
+    pool, alone = pools[POOL], _alone(pools)
     found = [
         Violation(
             f"{d.field}.replicas",
@@ -205,20 +203,25 @@ def _too_large(
     return found
 
 
+def _alone(pools: Mapping[str, int]) -> int:
+    """GPUs of the pools that belong to one role."""
+    return sum(size for pool, size in pools.items() if pool != POOL)
+
+
 def _size(pool: int, alone: int) -> str:
     return f"{pool} beside {alone} of other pools" if alone else f"{pool}"
 
 
 def _ranks(recipe: Recipe, made: Arrangement) -> list[Violation]:
     pool = made.pools[POOL]
-    ranks, alone = recipe.train.ranks, recipe.cluster.gpus - pool
+    ranks, alone = recipe.train.ranks, _alone(made.pools)
     if ranks <= pool:
         return []
     return [
         Violation(
             "train.ranks",
             f"{ranks} ranks need as many GPUs, the pool has {_size(pool, alone)}.",
-            f"Use at most {pool}, or raise cluster.gpus to {ranks + alone}.",
+            f"Lower it, or raise cluster.gpus to {ranks + alone}.",
             (("cluster.gpus", ranks + alone),),
         )
     ]
@@ -255,7 +258,7 @@ def _resize(
     fault: Fault, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
 ) -> tuple[tuple[str, Scalar], ...]:
     """Settings that make a role as large as its share; none where that is not one setting."""
-    if fault.gpus is None:
+    if not fault.gpus:
         return ()
     sharing = [t.role for t in training if t.pool == POOL]
     if fault.role == "trainer" and sharing == ["trainer"]:

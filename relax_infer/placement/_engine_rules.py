@@ -75,9 +75,9 @@ def _sizes(demand: Demand) -> list[Violation]:
 def _attention(demand: Demand) -> list[Violation]:
     enabled, dp = demand.flags.get("enable_dp_attention"), demand.size("dp_size") or 1
     tensor, _ = tensor_parallel(demand)
-    if enabled is None or not enabled.value or (tensor > 0 and tensor % dp == 0):
+    if enabled is None or not enabled.value or tensor % dp == 0:
         return []
-    cure = math.gcd(max(tensor, 1), dp)
+    cure = math.gcd(tensor, dp)
     return [
         Violation(
             f"{demand.field}.server_args.dp_size",

@@ -62,8 +62,9 @@ def _groups(recipe: Recipe) -> list[Violation]:
     for where, groups in listed:
         if groups is not None and (rule := _kinds(groups)) is not None:
             field = f"{where}.server_groups"
+            settings = [(f"{field}.{n}.worker_type", "regular") for n in range(len(groups))]
             cure = "List regular groups only, or prefill and decode ones only, or leave it out."
-            found.append(Violation(field, rule, cure, ((field, None),)))
+            found.append(Violation(field, rule, cure, (*settings,) or ((field, None),)))
     return found
 
 
