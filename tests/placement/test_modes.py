@@ -254,6 +254,15 @@ def test_every_shipped_recipe_can_be_placed(name: str) -> None:
     assert InferencePlacementPlan.from_dict(json.loads(text)) == made
 
 
+def test_the_two_node_recipe_has_the_engines_that_its_comment_says() -> None:
+    recipe = load_recipe("defer-2x8-genrm")
+    rollout, judge = plan_inference_placement(recipe).placements
+    assert (rollout.replicas, rollout.gpus_per_engine, rollout.tp) == (8, 2, 2)
+    assert (judge.replicas, judge.gpus_per_engine, judge.tp, judge.deferred) == (2, 8, 8, True)
+    assert recipe.train.ranks == 16
+    assert recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt == 128
+
+
 def test_the_quickstarts_plan_says_what_it_said_before() -> None:
     alike: dict[str, Any] = {
         "num_gpus_per_node": 2,

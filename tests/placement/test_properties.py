@@ -23,16 +23,27 @@ FLAGS = st.dictionaries(
     st.sampled_from([1, 2, 3, 8, True, "four"]),
     max_size=2,
 )
-SCRIPTS = st.sampled_from(
-    [
-        None,
-        None,
-        "rollout -> genrm -> teacher -> actor[/]",
-        "rollout[1/2] + genrm[1/2] -> teacher -> actor[/]",
-        "rollout + genrm + teacher -> critic -> actor",
-        "rollout -> actor",
-        "rollout[1/2] ->",
-    ]
+HOLDERS = st.builds(
+    "{}{}".format,
+    st.sampled_from(["rollout", "genrm", "teacher", "actor", "critic"]),
+    st.sampled_from(["", "", "", "[/]", "[1/2]", "[1/4]"]),
+)
+SCRIPTS = st.one_of(
+    st.none(),
+    st.sampled_from(
+        [
+            "rollout -> genrm -> teacher -> actor",
+            "rollout + genrm -> teacher -> actor",
+            "rollout + genrm + teacher -> critic -> actor",
+            "rollout -> actor",
+            "rollout[1/2] ->",
+        ]
+    ),
+    st.lists(
+        st.lists(HOLDERS, min_size=1, max_size=3, unique=True).map(" + ".join),
+        min_size=1,
+        max_size=4,
+    ).map(" -> ".join),
 )
 ENGINES = st.fixed_dictionaries(
     {"replicas": st.integers(1, 6), "gpus_per_replica": SIZES},
