@@ -7,9 +7,9 @@ from pathlib import Path
 from temporalio import activity
 
 from activities._run_files import store_of
-from relax_infer.config import Recipe, load_recipe, recipe_sha256
-from relax_infer.config.recipe import Engine
-from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, Role
+from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
+from relax_infer.config.placed import Engine
+from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.contracts.run import ResolveRequest, RunPlan
@@ -36,6 +36,7 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     if request.start.steps is not None:
         recipe = recipe.model_copy(update={"steps": request.start.steps})
     placed = plan_inference_placement(recipe)
+    require_runnable(recipe)
     home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
@@ -77,8 +78,8 @@ def _plan(
             replicas=engine.replicas,
             gpus_per_replica=engine.gpus_per_replica,
             nodes_per_replica=placement.nodes_per_engine,
-            offload=engine.offload,
-            ray_gpu_fraction=engine.ray_gpu_fraction,
+            offload=_offload(role, engine),
+            ray_gpu_fraction=placement.ray_gpu_fraction,
             placement_group=POOL,
             bundles=(),
             device=device,
@@ -139,6 +140,15 @@ def _plan(
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
     )
+
+
+def _offload(role: Role, engine: Engine) -> OffloadKind:
+    if engine.offload == "none":
+        raise PermanentError(
+            f"{role}.engine.offload is none: engines that share GPUs must let them go.",
+            cure="Set it to memory_saver or restart.",
+        )
+    return engine.offload
 
 
 ACTIVITIES = (resolve_recipe,)

@@ -141,8 +141,11 @@ class GroupBook:
                 self._advance(fresh.replica, event, fresh)
 
     def begin_stop(self) -> None:
-        self.move(GroupEvent.STOP_STARTED)
-        alive = [k for k, r in self.replicas.items() if r.state is not ReplicaState.DEAD]
+        """A stop whose answer was lost, or that reached only some, goes on where it was."""
+        if self.state is not GroupState.STOPPING:
+            self.move(GroupEvent.STOP_STARTED)
+        over = (ReplicaState.DEAD, ReplicaState.STOPPING)
+        alive = [k for k, r in self.replicas.items() if r.state not in over]
         self._each(ReplicaEvent.STOP_STARTED, alive)
 
     def settle_stop(self, report: GroupReport) -> None:
@@ -160,6 +163,8 @@ class GroupBook:
     def prove(self, event: GroupEvent, seen: Iterable[ReplicaReport]) -> None:
         """A probe proved where every replica stands; it is believed as a whole."""
         self.move(event)
+        if event is not GroupEvent.READY_PROVED:
+            self.fence.end()
         for fresh in seen:
             self.replicas[fresh.replica] = fresh
 
@@ -204,6 +209,7 @@ class GroupBook:
             "generations": self.generations,
             "given_up": [[k, why] for k, why in self.given_up.items()],
             "fence": seen.model_dump(mode="json") if seen else None,
+            "fence_ended": self.fence.ended,
         }
 
     @classmethod
@@ -215,7 +221,8 @@ class GroupBook:
         book.generations = list(carried["generations"])
         book.given_up = dict(carried["given_up"])
         fence = carried["fence"]
-        book.fence = FenceMemory(FenceToken.model_validate(fence) if fence else None)
+        seen = FenceToken.model_validate(fence) if fence else None
+        book.fence = FenceMemory(seen, ended=carried["fence_ended"])
         return book
 
     # --- pieces

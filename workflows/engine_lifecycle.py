@@ -20,7 +20,7 @@ from relax_infer.contracts.lease import LifecycleInput, RoleOperation, RoleResul
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.recovery import RecoveryInput, RecoveryNote, RecoveryResult
 from relax_infer.contracts.refs import StagedRef, WeightsRef
-from relax_infer.machines import GROUP, GroupEvent, GroupState, RecoveryState, ReplicaState
+from relax_infer.machines import GroupEvent, GroupState, RecoveryState, ReplicaState
 from workflows._calls import (
     FORGET_ENGINES,
     OFFLOAD_ENGINES,
@@ -179,6 +179,7 @@ class EngineLifecycle:
         book = self._book
         book.move(GroupEvent.DRAIN_STARTED)
         book.begin_drain(book.holding)
+        book.fence.end()
         self._show()
         asked = book.usable
         report = await self._call(OFFLOAD_ENGINES, operation_id, "offload", asked)
@@ -242,10 +243,9 @@ class EngineLifecycle:
         seen = [r for r in report.replicas if r.replica not in self._book.given_up]
         proved = _proved(seen, operation.fence)
         if self._turn.locked():
-            return self._doubted()
+            return self._doubted()  # an operation is on its way: what is seen may be before it
         if self._book.state is not GroupState.BLOCKED:
-            as_proved = proved and GROUP.advance(GroupState.BLOCKED, proved)
-            return self._result() if as_proved is self._book.state else self._doubted()
+            return self._settled(operation, seen, proved)
         async with self._at_work():
             if proved is not None and not self._recoveries:
                 self._book.prove(proved, seen)
@@ -256,6 +256,21 @@ class EngineLifecycle:
                         self._book.lose(each)
                 await self._heal(self._book.failed, "a probe found it failed", rebuild=False)
                 await self._settle()
+        return self._result()
+
+    def _settled(
+        self, operation: RoleOperation, seen: Sequence[ReplicaReport], proved: GroupEvent | None
+    ) -> RoleResult:
+        """A group at rest says what it is, unless its replicas contradict it. One that holds
+        nothing refuses from here on what was to be loaded under the asked token."""
+        if self._book.state is GroupState.READY:
+            ready = proved is GroupEvent.READY_PROVED
+            return self._result() if ready else self._doubted()
+        if any(r.state not in (ReplicaState.SLEEPING, ReplicaState.DEAD) for r in seen):
+            return self._doubted()
+        if operation.fence is not None:
+            self._admit(operation)
+            self._book.fence.end()
         return self._result()
 
     def _doubted(self) -> RoleResult:
@@ -429,7 +444,8 @@ class EngineLifecycle:
         if operation.fence is None:
             raise fail(PERMANENT, f"{operation.method} needs the fence token of a grant")
         try:
-            self._book.fence.admit(operation.fence)
+            loads = operation.method == "onload"
+            self._book.fence.admit(operation.fence, loads=loads)
         except StaleFence as stale:
             raise fail(PERMANENT, str(stale)) from stale
 
@@ -453,6 +469,7 @@ class EngineLifecycle:
             weights=weights,
             replicas=replicas,
             word=word,
+            ends_grant=not self._in_use,
         )
         summary = f"{self._start.group.role} {doing}"
         for attempt in range(1, ASK_AGAIN + 1):
@@ -505,10 +522,11 @@ class EngineLifecycle:
 def _proved(seen: Sequence[ReplicaReport], fence: FenceToken | None) -> GroupEvent | None:
     """What the replicas' own answers prove under ``fence``; None: nothing."""
     states = {r.state for r in seen}
+    # One that has not seen the token may be about to: what was asked under it can still come.
+    if any(r.fence != fence for r in seen):
+        return None
     if states == {ReplicaState.DEAD}:
         return GroupEvent.RELEASE_PROVED
-    if any(r.fence != fence for r in seen if r.state is not ReplicaState.DEAD):
-        return None
     if states <= {ReplicaState.SLEEPING, ReplicaState.DEAD}:
         return GroupEvent.SLEEP_PROVED
     return GroupEvent.READY_PROVED if states == {ReplicaState.READY} else None

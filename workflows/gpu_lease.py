@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any, get_args
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError
 
-from relax_infer.contracts.engines import LeaseRole
+from relax_infer.contracts.engines import LeaseRole, OffloadCheck
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.lease import (
     HolderLost,
@@ -23,7 +23,8 @@ from relax_infer.contracts.lease import (
 )
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.refs import WeightsRef
-from relax_infer.machines import LeaseEvent, LeaseState
+from relax_infer.machines import IllegalTransition, LeaseEvent, LeaseState
+from workflows._calls import CONFIRM_OFFLOAD
 from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED, fail, kind_of, text_of
 from workflows._lease_book import LeaseBook, LeaseRefused
 from workflows._mailbox import Mailbox
@@ -85,6 +86,8 @@ class GpuLease:
         self._closing = False
         self._reconciling: set[str] = set()
         self._hints: set[str] = set()
+        self._doubted: set[str] = set(carried.get("doubted", []))
+        """Roles whose evidence of release contradicted them."""
         self._trainer = TrainerRole(start.trainer) if start.trainer else None
         for method in METHODS:
             self._offer_update(method)
@@ -104,6 +107,7 @@ class GpuLease:
                         "answers": self._mail.carry(),
                         "operations": {k: _carry_operation(v) for k, v in self._operations.items()},
                         "asked": self._asked,
+                        "doubted": sorted(self._doubted),
                     }
                 }
             )
@@ -156,6 +160,8 @@ class GpuLease:
     async def _answer(self, ask: Ask) -> LeaseAnswer:
         if ask.method == "close":
             return self._close()
+        if self._closing:
+            raise LeaseRefused("the lease is closed: the run has ended")
         request = LeaseRequest.model_validate({**ask.payload})
         if request.method in ("deactivate", "release", "acknowledge_rollout_offloaded"):
             # A workflow waits where a person is refused: it cannot do anything else.
@@ -201,7 +207,7 @@ class GpuLease:
         try:
             self._book.check(request)
             operation.answer = await self._carry_out(request)
-        except LeaseRefused as error:
+        except (LeaseRefused, IllegalTransition) as error:
             operation.error = (PERMANENT, str(error))
         except ApplicationError as error:
             operation.error = (kind_of(error), text_of(error))
@@ -224,7 +230,8 @@ class GpuLease:
                 return await self._release(_role(request))
             case "acknowledge_rollout_offloaded":
                 released = await self._release("rollout")
-                book.note_rollout_released()
+                if book.batch is not None and book.batch.batch == batch:
+                    book.note_rollout_released()
                 return released
             case "begin_student_scoring":
                 book.note_student_scoring()
@@ -262,7 +269,7 @@ class GpuLease:
                 if not active and (failures >= GRANT_ATTEMPTS or kind_of(error) == PERMANENT):
                     raise
                 if not active:
-                    self._book.check(request)
+                    self._check_still(request)
                 continue
             self._book.record(role, LeaseEvent.ONLOAD_CONFIRMED, workflow.time())
             return LeaseAnswer(
@@ -271,6 +278,14 @@ class GpuLease:
                 weights_digest=result.weights_digest,
                 holders=result.holders,
             )
+
+    def _check_still(self, request: LeaseRequest) -> None:
+        """Legal as at first; a batch that was abandoned meanwhile does not begin by itself."""
+        if request.method == "begin_batch":
+            batch = self._book.batch
+            if batch is None or batch.batch != request.batch:
+                raise LeaseRefused(f"batch {request.batch} was abandoned")
+        self._book.check(request)
 
     def _found_active(self, role: str) -> LeaseAnswer:
         """Up already, or proved to be up by a probe after an answer was lost."""
@@ -301,11 +316,32 @@ class GpuLease:
             except ApplicationError as error:
                 await self._block_until_known(role, error)
                 continue
+            if (wrong := await self._judge(role, lease.fence, result)) is not None:
+                # Its engines say that they let go and the evidence says that they did not: only a
+                # person can tell.
+                self._doubted.add(role)
+                await self._block_until_known(role, wrong)
+                continue
             self._book.record(role, LeaseEvent.RELEASE_CONFIRMED, workflow.time())
             return LeaseAnswer(fence=lease.fence, evidence=result.evidence, holders=result.holders)
         return LeaseAnswer(
             fence=self._book.roles[role].fence, resolved_by=self._resolved_by.get(role)
         )
+
+    async def _judge(
+        self, role: str, fence: FenceToken, result: RoleResult
+    ) -> ApplicationError | None:
+        """Read the evidence of a release before anybody else is granted; None: it proves it."""
+        if not result.holders:
+            return None
+        check = OffloadCheck.model_validate(
+            {"role": role, "fence": fence, "evidence": result.evidence, "holders": result.holders}
+        )
+        try:
+            await CONFIRM_OFFLOAD[role](check, summary=f"evidence of {role}")
+        except ActivityError as error:
+            return fail(PERMANENT, text_of(error))
+        return None
 
     async def _have(
         self,
@@ -369,7 +405,7 @@ class GpuLease:
     async def _reconcile_once(self, role: str) -> None:
         """One read-only probe under the role's token; only what it proves changes the book."""
         lease = self._book.roles[role]
-        if lease.fence is None or role in self._reconciling:
+        if lease.fence is None or role in self._reconciling or role in self._doubted:
             return
         self._reconciling.add(role)
         try:
@@ -379,8 +415,9 @@ class GpuLease:
             return
         finally:
             self._reconciling.discard(role)
-        if self._book.roles[role].state is not LeaseState.BLOCKED:
-            return
+        now = self._book.roles[role]
+        if now.state is not LeaseState.BLOCKED or now.fence != lease.fence:
+            return  # an answer about an earlier grant
         if result.state in ("SLEEPING", "STOPPED"):
             self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
         elif result.state == "READY":
@@ -396,17 +433,18 @@ class GpuLease:
 
     async def _resolve_role(self, role: str, word: str) -> None:
         """The word stands for what cannot be proved; what can answer lets go, or goes on."""
-        state = "SLEEPING"
+        state, fence = "SLEEPING", self._book.roles[role].fence
         if role != "trainer":
-            fence = self._book.roles[role].fence
             state = (await self._have(role, "resolve", fence, None, word=word)).state
-        if self._book.roles[role].state is not LeaseState.BLOCKED:
+        now = self._book.roles[role]
+        if now.state is not LeaseState.BLOCKED or now.fence != fence:
             return  # a probe proved it meanwhile
+        self._doubted.discard(role)
         if state in ("SLEEPING", "STOPPED"):
             self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
             self._resolved_by[role] = word
         elif state == "READY":
-            self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
+            await self._reconcile_once(role)
         else:
             raise fail(UNCONFIRMED, f"{role} is {state} also after the word of {word}")
 

@@ -24,7 +24,6 @@ from workflows._mailbox import Mailbox
 from workflows._registry import models_of, routing_of
 from workflows._visible import attributes, show_details, show_state
 
-
 _SETTLED = (GroupState.READY, GroupState.SLEEPING, GroupState.STOPPED)
 
 

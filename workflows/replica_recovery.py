@@ -69,7 +69,7 @@ class ReplicaRecovery:
             if not await self._prove_gone():
                 return self._ended(RecoveryState.ABANDONED)
             if not start.rebuild or self._launches >= start.restarts:
-                await self._move(_E.LEFT_WITH_PROOF)
+                await self._move(_E.LEFT_RELEASE_PROVED)
                 return self._ended(RecoveryState.ABANDONED, gave_up=start.rebuild)
             await self._back_off()
             if (report := await self._rebuild()) is not None:
@@ -96,7 +96,7 @@ class ReplicaRecovery:
                 await self._move(_E.RESOLVED_BY_OPERATOR)
                 return False
         if self._state is RecoveryState.BLOCKED:
-            await self._move(_E.LEFT_WITH_PROOF)
+            await self._move(_E.LEFT_RELEASE_PROVED)
             return False
         return True
 
@@ -156,6 +156,7 @@ class ReplicaRecovery:
             weights=self._start.weights,
             open_admission=opens,
             replicas=(self._start.replica,),
+            ends_grant=not self._start.rebuild,
         )
         for left in reversed(range(ASK_AGAIN)):
             try:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.refs import StagedRef, WeightsRef
 from relax_infer.machines import GroupState, ReplicaState
 
@@ -48,7 +49,7 @@ class EngineGroupSpec(Message):
     nodes_per_replica: int = 1
     """Nodes that one replica spans: a head, which alone is called, and followers."""
     offload: OffloadKind
-    ray_gpu_fraction: float
+    ray_gpu_fraction: GpuFraction
     """Share of one GPU that the actor of each node reserves with Ray, in its first bundle."""
     placement_group: str
     """Name of the detached placement group in the Ray namespace ``relax-<run>``."""
@@ -170,6 +171,9 @@ class EngineOperation(Message):
     """Onload: also open the engines' admission."""
     replicas: tuple[int, ...] = ()
     """Replicas to operate on; empty: all of the group."""
+    ends_grant: bool = True
+    """Offload, stop, forget: whether the replica's part of the grant is over; a recovery that
+    rebuilds stops the old incarnation within the grant."""
     word: str | None = None
     """Forget: who says that the replicas are gone, and why."""
 

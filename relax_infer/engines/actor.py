@@ -16,7 +16,7 @@ from relax_infer.contracts.engines import (
     ReplicaReport,
 )
 from relax_infer.contracts.failures import RelaxError
-from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.follower import Follower
 from relax_infer.engines.node import NodeReport
 from relax_infer.engines.operations import OperationTable
@@ -24,6 +24,7 @@ from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import IllegalTransition, ReplicaState
 
 Kind = Literal["launch", "onload", "load_weights", "offload", "stop", "forget"]
+_RELEASES: tuple[Kind, ...] = ("offload", "stop", "forget")
 
 
 class ReplicaOutcome(Message):
@@ -62,7 +63,7 @@ class EngineActor:
         """``pool``: Ray's id of the placement group that the actor is in."""
         followers = [Follower(spec, replica, node) for node in range(1, spec.nodes_per_replica)]
         self._replica = EngineReplica(spec, replica, pool, followers)
-        self._fence = FenceMemory(self._replica.files.fence())
+        self._fence = self._replica.files.fence_memory()
         self._operations = OperationTable[ReplicaOutcome]()
         self._turn = asyncio.Lock()
 
@@ -75,10 +76,15 @@ class EngineActor:
 
     async def _once(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         try:
-            self._admit(op.fence)
+            self._admit(kind, op.fence)
             async with self._turn:
-                self._admit(op.fence)  # another grant may have come while this one waited
-                return await self._carry_out(kind, op)
+                # Another grant may have come while this one waited, or this one may have ended.
+                self._admit(kind, op.fence)
+                outcome = await self._carry_out(kind, op)
+                if kind in _RELEASES and op.ends_grant and outcome.report.error is None:
+                    self._fence.end()
+                    self._replica.files.write_fence(self._fence)
+                return outcome
         except StaleFence as stale:
             report = await self._replica.reports.report()
             return ReplicaOutcome(
@@ -107,11 +113,11 @@ class EngineActor:
             return ReplicaOutcome(report=report.model_copy(update={"error": told}))
         return ReplicaOutcome(report=await self._replica.reports.report(), evidence=evidence)
 
-    def _admit(self, token: FenceToken) -> None:
+    def _admit(self, kind: Kind, token: FenceToken) -> None:
         known = self._fence.seen
-        self._fence.admit(token)
+        self._fence.admit(token, loads=kind not in _RELEASES)
         if token != known:
-            self._replica.files.write_fence(token)
+            self._replica.files.write_fence(self._fence)
 
     async def probe(self) -> ReplicaReport:
         return await self._replica.reports.report()

@@ -100,6 +100,12 @@ def _doubts(check: OffloadCheck, evidence: ReleaseEvidence) -> list[str]:
         doubts.append(f"answered for fence token {evidence.fence}")
     if sorted(evidence.tags) != sorted(check.tags):
         doubts.append(f"released {list(evidence.tags)}, asked for {list(check.tags)}")
+    return doubts + memory_doubts(evidence)
+
+
+def memory_doubts(evidence: ReleaseEvidence) -> list[str]:
+    """Why the memory that is still in use contradicts the release; empty where it does not."""
+    doubts: list[str] = []
     after, allowed = evidence.memory_after, evidence.residual_allowed
     if evidence.proof == "memory" and (after is None or allowed is None):
         doubts.append("claims freed memory without saying how much is left and allowed")

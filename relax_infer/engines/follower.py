@@ -11,7 +11,7 @@ from typing import Any
 
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
-from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.actors import ActorGone, answer, find_actor, node_actor
 from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode, NodeReport
@@ -32,7 +32,7 @@ class FollowerActor:
     def __init__(self, spec: EngineGroupSpec, replica: int, node: int, pool: str = "") -> None:
         """``pool``: Ray's id of the placement group that the actor is in."""
         self._node = EngineNode(spec, replica, node, pool)
-        self._fence = FenceMemory(self._node.files.fence())
+        self._fence = self._node.files.fence_memory()
         self._turn = asyncio.Lock()
 
     async def ping(self) -> int:
@@ -74,7 +74,7 @@ class FollowerActor:
         known = self._fence.seen
         self._fence.admit(token)
         if token != known:
-            self._node.files.write_fence(token)
+            self._node.files.write_fence(self._fence)
 
     def _check_host(self) -> None:
         """Files of another host say nothing about the server: Ray may move a bundle.

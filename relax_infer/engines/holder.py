@@ -14,7 +14,7 @@ from typing import TypeVar
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.engines.canary import Canary
 from relax_infer.engines.release import EngineProcesses
 
@@ -45,6 +45,8 @@ class SeenFence(Message):
     pool: str
     """Ray's id of the placement group."""
     token: FenceToken
+    ended: bool = False
+    """Whether its grant was released here."""
 
 
 class HolderFiles:
@@ -77,8 +79,16 @@ class HolderFiles:
         seen = self._read("fence", SeenFence)
         return seen.token if seen is not None and seen.pool == self._pool else None
 
-    def write_fence(self, token: FenceToken) -> None:
-        self._write("fence", SeenFence(pool=self._pool, token=token))
+    def fence_memory(self) -> FenceMemory:
+        seen = self._read("fence", SeenFence)
+        if seen is None or seen.pool != self._pool:
+            return FenceMemory()
+        return FenceMemory(seen.token, ended=seen.ended)
+
+    def write_fence(self, memory: FenceMemory) -> None:
+        if memory.seen is not None:
+            seen = SeenFence(pool=self._pool, token=memory.seen, ended=memory.ended)
+            self._write("fence", seen)
 
     def canary(self) -> Canary | None:
         """The last one that was taken right after weights were loaded."""

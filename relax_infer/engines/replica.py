@@ -25,7 +25,7 @@ from relax_infer.contracts.failures import (
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.drain import close_before_end, confirm_drained, drain, settle
-from relax_infer.engines.evidence import release_evidence
+from relax_infer.engines.evidence import memory_doubts, release_evidence
 from relax_infer.engines.memory import GONE_SLACK, SLEEPING_CONTEXTS, NodeUse
 from relax_infer.engines.node import EngineNode
 from relax_infer.engines.nodes import FollowerNode, ReplicaNodes
@@ -205,7 +205,13 @@ class EngineReplica:
         await self.resident.release(self._control, op.fence, self.spec.drain_timeout)
         after = {use.node: use.in_use for use in await self.nodes.memory()}
         uses = [use.model_copy(update={"after": after[use.node]}) for use in before]
-        return self._evidence(op.fence, uses, SLEEPING_CONTEXTS)
+        evidence = self._evidence(op.fence, uses, SLEEPING_CONTEXTS)
+        if doubts := memory_doubts(evidence):
+            raise UnconfirmedError(
+                f"Engine {self.engine_id} acknowledged its release and {'; '.join(doubts)}.",
+                cure="It is ended instead, which frees the device.",
+            )
+        return evidence
 
     async def _gone(self, op: EngineOperation) -> ReleaseEvidence:
         return self._evidence(op.fence, await self._end(op.fence), GONE_SLACK, gone=True)

@@ -37,7 +37,7 @@ class RecoveryEvent(StrEnum):
     WEIGHTS_CONFIRMED = "WEIGHTS_CONFIRMED"
     CHECK_PASSED = "CHECK_PASSED"
     CHECK_FAILED = "CHECK_FAILED"
-    LEFT_WITH_PROOF = "LEFT_WITH_PROOF"
+    LEFT_RELEASE_PROVED = "LEFT_RELEASE_PROVED"
     RESOLVED_BY_OPERATOR = "RESOLVED_BY_OPERATOR"
 
 
@@ -55,7 +55,7 @@ RECOVERY = Machine(
         (_S.STOPPING, _E.STOPPED, _S.PROVING),
         (_S.PROVING, _E.RELEASE_PROVED, _S.REBUILDING),
         ((_S.STOPPING, _S.PROVING), _E.PROOF_FAILED, _S.BLOCKED),
-        ((_S.PROVING, _S.BLOCKED), _E.LEFT_WITH_PROOF, _S.ABANDONED),
+        ((_S.PROVING, _S.BLOCKED), _E.LEFT_RELEASE_PROVED, _S.ABANDONED),
         (_S.BLOCKED, _E.RESOLVED_BY_OPERATOR, _S.ABANDONED),
         (_S.REBUILDING, _E.REBUILT, _S.SYNCING),
         ((_S.REBUILDING, _S.SYNCING), _E.REBUILD_FAILED, _S.FENCED),
@@ -65,7 +65,7 @@ RECOVERY = Machine(
     ),
     forbidden={
         (_S.FENCED, _E.REBUILT): "Nothing is rebuilt before the last incarnation is proved gone.",
-        (_S.FENCED, _E.LEFT_WITH_PROOF): "A replica is given up only after its GPUs are proved"
+        (_S.FENCED, _E.LEFT_RELEASE_PROVED): "A replica is given up only after its GPUs are proved"
         " free.",
         (_S.BLOCKED, _E.REBUILT): "Nothing is rebuilt beside what may still live.",
     },
