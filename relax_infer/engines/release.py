@@ -143,6 +143,14 @@ def check_marks(engine: EngineProcesses) -> tuple[ProcessStamp, ...]:
     rows = {row.stamp.pid: row for row in host_processes.processes()}
     members = [row for row in rows.values() if _descends(row, engine.session, rows)]
     bare = [row for row in members if _mark(row, 0)[0] != engine.incarnation]
+    for _ in range(_LOOKS):
+        if not bare:
+            break
+        # One that starts a program just now shows no environment for a moment.
+        time.sleep(_BETWEEN_SCANS / _LOOKS)
+        gone = [row for row in bare if not host_processes.alive(row.stamp)]
+        members = [row for row in members if row not in gone]
+        bare = [r for r in bare if r not in gone and _mark(r, 0)[0] != engine.incarnation]
     if bare:
         raise UnconfirmedError(
             f"Processes {_names(bare)} of engine incarnation {engine.incarnation} do not show"
