@@ -36,6 +36,8 @@ from workflows._mailbox import Mailbox
 from workflows._recoveries import Recoveries
 from workflows._visible import show_details, show_state
 
+WATCH_PAUSE = 10.0
+"""Seconds before a watch that could not be kept is begun again."""
 ASK_AGAIN = 4
 """Times that one operation id is asked for, after a worker or a reply was lost."""
 
@@ -331,6 +333,7 @@ class EngineLifecycle:
                 lost = watch.result().lost
             except ActivityError as error:
                 workflow.logger.warning("the watch of %s ended: %s", self._id, text_of(error))
+                await workflow.sleep(WATCH_PAUSE)
                 continue
             if self._watchable:
                 async with self._at_work():
