@@ -1,8 +1,8 @@
 """Breadth-first search over the model, what must hold in every state, and readable traces."""
 
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import gc
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 from relax_infer.machines import GROUP, LEASE, REPLICA, LeaseState, Machine, ReplicaState
 from tests.machines import books
@@ -27,7 +27,6 @@ class Explored:
     depth: int = 0
     complete: bool = False
     parents: dict[State, tuple[State, Event] | None] = field(default_factory=dict)
-    edges: list[tuple[State, State]] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -51,31 +50,44 @@ class Explored:
         return "\n".join(f"{n:>3}  {line}" for n, line in enumerate(lines, 1))
 
 
-def explore(config: Config, depth: int, *, keep_edges: bool = False) -> Explored:
-    """Every state within ``depth`` events of the beginning; raises :class:`Broken`."""
+def explore(config: Config, depth: int = 200, *, live: bool = True) -> Explored:
+    """Every state within ``depth`` events of the beginning; raises :class:`Broken`.
+
+    ``live``: also whether each of them can still come to a good end.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here makes cycles
+    try:
+        return _search(config, depth, live)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _search(config: Config, depth: int, live: bool) -> Explored:
     found = Explored(config)
     first = config.initial()
     found.parents[first] = None
-    layer: deque[State] = deque([first])
+    layer, good = [first], set[State]()
     while layer and found.depth < depth:
         found.depth += 1
-        following: deque[State] = deque()
+        following: list[State] = []
         for state in layer:
-            for event in events(config, state):
-                try:
+            event: Event = ()
+            try:
+                if live:
+                    settle(config, state, good)
+                for event in events(config, state):
                     after = after_event(config, state, event)
                     check_change(state, event, after)
+                    found.fired[event[0]] += 1
                     if after not in found.parents:
                         check_state(config, after)
-                except Violation as broken:
-                    trace = found.trace(state, event)
-                    raise Broken(f"{broken}\n{trace}") from broken
-                found.fired[event[0]] += 1
-                if keep_edges:
-                    found.edges.append((state, after))
-                if after not in found.parents:
-                    found.parents[after] = (state, event)
-                    following.append(after)
+                        found.parents[after] = (state, event)
+                        following.append(after)
+            except Violation as broken:
+                last = (event,) if event else ()
+                raise Broken(f"{broken}\n{found.trace(state, *last)}") from broken
         layer = following
     found.complete = not layer
     return found
@@ -151,19 +163,34 @@ _GROUP_REFUSES: dict[object, frozenset[str]] = {}
 _REPLICA_REFUSES: dict[object, frozenset[str]] = {}
 
 
-def ways_to(found: Explored, goal: Callable[[State], bool]) -> list[State]:
-    """The states of a complete search from which no path leads to ``goal``."""
-    into: dict[State, list[State]] = {}
-    for before, after in found.edges:
-        into.setdefault(after, []).append(before)
-    good = {state for state in found.parents if goal(state)}
-    waiting = deque(good)
-    while waiting:
-        for before in into.get(waiting.popleft(), ()):
-            if before not in good:
-                good.add(before)
-                waiting.append(before)
-    return [state for state in found.parents if state not in good]
+def settle(config: Config, state: State, good: set[State]) -> None:
+    """From ``state`` on without further faults: a committed and trained batch, then the end.
+
+    Calls are answered, a BLOCKED lease is probed and then resolved by a person, a step that gave
+    up is repeated. ``good`` are states known to settle; those on the way join them.
+    Raises :class:`Violation` when it comes to nothing.
+    """
+    way: list[State] = []
+    seen: set[State] = set()
+    patient = replace(config, attempts=state.step.attempt + 3)
+    while not ended(state) and state not in good:
+        if state in seen:
+            raise Violation("it goes round and never comes to the end")
+        seen.add(state)
+        way.append(state)
+        event, after = _helpful(patient, state)
+        if event == ("person", "stop"):
+            raise Violation("a repeated step fails again and again though nothing is wrong")
+        check_change(state, event, after)
+        state = after
+    good.update(way)
 
 
-_ = ended
+def _helpful(config: Config, state: State) -> tuple[Event, State]:
+    """The first event of a helpful environment that changes anything."""
+    possible = events(config, state._replace(faults=0))
+    for name in ("answer", "held_back_answer", "probe", "resolve", "next", "person"):
+        for event in possible:
+            if event[0] == name and (after := after_event(config, state, event)) != state:
+                return event, after
+    raise Violation("nothing more can happen, and the run has not ended")

@@ -5,9 +5,11 @@ rules, under the names that the methods have there.
 """
 
 from relax_infer.machines import (
+    GROUP,
     LEASE,
     STEP,
     BatchState,
+    GroupEvent,
     IllegalTransition,
     LeaseEvent,
     LeaseState,
@@ -97,7 +99,8 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
                 if carried_out(name, engine, call.method, call.token, trouble) != clean
                 and ((name, trouble) != ("trainer", "load") or "trainer_partial" in config.allow)
             ]
-        found += [("request_lost", name), ("reply_lost", name)]
+        if call.method != "stop" or "stop_lost" in config.allow:
+            found += [("request_lost", name), ("reply_lost", name)]
     return found
 
 
@@ -259,7 +262,12 @@ class _Next:
     def _resolve(self, name: str) -> None:
         role = self._role(name)
         if name != "trainer":
-            group = resolve(role.group, len(role.engines))
+            group = role.group
+            up = GROUP.allows(group.state, GroupEvent.OPERATION_UNCONFIRMED)
+            if up and role.call is None and "resolve_leaves_group" not in self.config.allow:
+                blocked = GROUP.advance(group.state, GroupEvent.OPERATION_UNCONFIRMED)
+                group = group._replace(state=blocked)
+            group = resolve(group, len(role.engines))
             self._set_role(name, role._replace(group=group))
         self._record(name, LeaseEvent.RESOLVED_BY_OPERATOR)
 
