@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_infer.machines import GROUP, LEASE, REPLICA, LeaseState, Machine, ReplicaState
@@ -11,8 +12,21 @@ from tests.machines.model import Config, Event, State, ended, shown
 from tests.machines.moves import after_event, events
 from tests.machines.parts import HOLDING, Gpu
 
+Check = Callable[[Config, State], object]
+
 PROVING = frozenset({"probe", "held_back_answer", "resolve", "resolve_and_abandon"})
 """Events that may leave BLOCKED: a proof, or a person."""
+
+
+_SHOWN = 12
+
+
+class Stuck(Violation):
+    """No good end: what a helpful environment tries from here."""
+
+    def __init__(self, text: str, tried: list[Event]) -> None:
+        super().__init__(text)
+        self.tried = tried
 
 
 class Broken(AssertionError):
@@ -40,31 +54,37 @@ class Explored:
             found.append(event)
         return found[::-1]
 
-    def trace(self, state: State, *more: Event) -> str:
-        """One line per event from the beginning to ``state``, and what came of each."""
+    def trace(self, state: State, then: Sequence[Event] = ()) -> str:
+        """One line per event from the beginning to ``state`` and on, and what came of each."""
         lines, at = [], self.config.initial()
-        for event in self.path(state):
-            at = after_event(self.config, at, event)
-            lines.append(f"{' '.join(event):<34}| {shown(self.config, at)}")
-        lines += [" ".join(event) for event in more]
+        for event in (*self.path(state), *then):
+            try:
+                at = after_event(self.config, at, event)
+                became = shown(self.config, at)
+            except Violation:
+                became = "broken here"
+            lines.append(f"{' '.join(event):<32} | {became}")
         return "\n".join(f"{n:>3}  {line}" for n, line in enumerate(lines, 1))
 
 
-def explore(config: Config, depth: int = 200, *, live: bool = True) -> Explored:
+def explore(
+    config: Config, depth: int = 200, *, live: bool = True, check: Check | None = None
+) -> Explored:
     """Every state within ``depth`` events of the beginning; raises :class:`Broken`.
 
-    ``live``: also whether each of them can still come to a good end.
+    ``live``: also whether each of them can still come to a good end. ``check`` is asked of every
+    state; left out, everything that must hold.
     """
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes cycles
     try:
-        return _search(config, depth, live)
+        return _search(config, depth, live, check or check_state)
     finally:
         if collecting:
             gc.enable()
 
 
-def _search(config: Config, depth: int, live: bool) -> Explored:
+def _search(config: Config, depth: int, live: bool, check: Check) -> Explored:
     found = Explored(config)
     first = config.initial()
     found.parents[first] = None
@@ -82,24 +102,31 @@ def _search(config: Config, depth: int, live: bool) -> Explored:
                     check_change(state, event, after)
                     found.fired[event[0]] += 1
                     if after not in found.parents:
-                        check_state(config, after)
+                        check(config, after)
                         found.parents[after] = (state, event)
                         following.append(after)
+            except Stuck as stuck:
+                raise Broken(f"{stuck}\n{found.trace(state, stuck.tried)}") from stuck
             except Violation as broken:
-                last = (event,) if event else ()
-                raise Broken(f"{broken}\n{found.trace(state, *last)}") from broken
+                raise Broken(f"{broken}\n{found.trace(state, [event])}") from broken
         layer = following
     found.complete = not layer
     return found
 
 
-def check_state(config: Config, state: State) -> None:
-    """What must hold in every state."""
+def check_one_holder(config: Config, state: State) -> frozenset[str]:
+    """The roles that physically hold: never two."""
     holders = frozenset(
         name for name, role in zip(config.roles, state.roles, strict=True) if role.holding
     )
     if len(holders) > 1:
-        raise Violation(f"two physical holders: {', '.join(sorted(holders))}")
+        raise Violation(f"two physical holders: {' and '.join(sorted(holders))}")
+    return holders
+
+
+def check_state(config: Config, state: State) -> None:
+    """What must hold in every state."""
+    holders = check_one_holder(config, state)
     if len(leases := [r for r, _ in state.book.leases if state.book.holds(r)]) > 1:
         raise Violation(f"the book gave the pool to {', '.join(leases)} at once")
     for name in holders:
@@ -168,21 +195,24 @@ def settle(config: Config, state: State, good: set[State]) -> None:
 
     Calls are answered, a BLOCKED lease is probed and then resolved by a person, a step that gave
     up is repeated. ``good`` are states known to settle; those on the way join them.
-    Raises :class:`Violation` when it comes to nothing.
+    Raises :class:`Stuck` when it comes to nothing.
     """
-    way: list[State] = []
-    seen: set[State] = set()
+    way: dict[State, None] = {}
+    events_so_far: list[Event] = []
     patient = replace(config, attempts=state.step.attempt + 3)
     while not ended(state) and state not in good:
-        if state in seen:
-            raise Violation("it goes round and never comes to the end")
-        seen.add(state)
-        way.append(state)
-        event, after = _helpful(patient, state)
-        if event == ("person", "stop"):
-            raise Violation("a repeated step fails again and again though nothing is wrong")
-        check_change(state, event, after)
-        state = after
+        try:
+            if state in way:
+                raise Violation("it goes round and never comes to the end")
+            way[state] = None
+            event, after = _helpful(patient, state)
+            events_so_far.append(event)
+            if event == ("person", "stop"):
+                raise Violation("a repeated step fails again and again though nothing is wrong")
+            check_change(state, event, after)
+            state = after
+        except Violation as broken:
+            raise Stuck(str(broken), events_so_far[:_SHOWN]) from broken
     good.update(way)
 
 

@@ -102,6 +102,8 @@ class Config:
     faults: int = 2
     attempts: int = 2
     allow: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    """Kinds of fault to try; None: all."""
 
     @property
     def judges(self) -> tuple[str, ...]:

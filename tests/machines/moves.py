@@ -49,6 +49,13 @@ from workflows._failures import PERMANENT, UNCONFIRMED
 from workflows._lease_book import LeaseRefused
 from workflows.gpu_lease import GRANT_ATTEMPTS
 
+FAULTS = frozenset(
+    {
+        *("request_lost", "reply_lost", "timeout", "late", "slow_probe"),
+        *("server_dies", "actor_dies", "phase_fails"),
+    }
+)
+"""Events that spend the budget; an answer after a trouble does too."""
 TROUBLES = ("launch", "load", "drain", "prove")
 _PERSON = {"who": "a person", "why": "looked"}
 
@@ -72,7 +79,12 @@ def events(config: Config, state: State) -> list[Event]:
         if state.faults:
             found += _of_faults(config, state, name, role)
     found += [("held_back_answer", *answer) for answer in state.held_back]
-    return found
+    only = config.only
+    return found if only is None else [e for e in found if not _is_fault(e) or e[0] in only]
+
+
+def _is_fault(event: Event) -> bool:
+    return event[0] in FAULTS or (event[0] == "answer" and len(event) > 2)
 
 
 def _of_step(config: Config, state: State) -> list[Event]:
@@ -90,7 +102,8 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
     if call is None:
         return []
     found: list[Event] = [("answer", name)]
-    if state.faults:
+    known_fault = call.method == "stop" and "stop_fails" not in config.allow
+    if state.faults and not (known_fault and config.replicas > 1):
         for k, engine in enumerate(role.engines):
             clean = carried_out(name, engine, call.method, call.token, "")
             found += [
@@ -99,8 +112,8 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
                 if carried_out(name, engine, call.method, call.token, trouble) != clean
                 and ((name, trouble) != ("trainer", "load") or "trainer_partial" in config.allow)
             ]
-        if call.method != "stop" or "stop_lost" in config.allow:
-            found += [("request_lost", name), ("reply_lost", name)]
+    if state.faults and not known_fault:
+        found += [("request_lost", name), ("reply_lost", name)]
     return found
 
 
@@ -111,9 +124,10 @@ def _of_blocked(config: Config, state: State, name: str, role: Role) -> list[Eve
     loading = "onload" in (role.call.method if role.call else "", *(m for m, _ in role.inbox))
     found: list[Event] = []
     launching = loading and any(e.state is ReplicaState.DEAD for e in role.engines)
-    if not launching or "probe_while_launching" in config.allow:
+    asking = bool(state.held_back)  # one probe of a role at a time
+    if not asking and (not launching or "probe_while_launching" in config.allow):
         found.append(("probe", name))
-        if state.faults and "slow_probe" in config.allow and not state.held_back:
+        if state.faults and "slow_probe" in config.allow:
             found.append(("slow_probe", name))
     if not loading or "resolve_while_loading" in config.allow:
         found += [("resolve", name), ("resolve_and_abandon", name)]
@@ -126,7 +140,8 @@ def _of_faults(config: Config, state: State, name: str, role: Role) -> list[Even
     if step.wait == "answer" and step.role == name and step.method != "stop" and name != "trainer":
         found.append(("timeout", name))
     for zombie in sorted(role.zombies):
-        harmless = zombie.method != "onload" or state.book.holds(name)
+        up = state.book.holds(name) and (name == "trainer" or GROUP.holds(role.group.state))
+        harmless = zombie.method != "onload" or up
         stale = all(e.seen is not None and e.seen > zombie.token for e in role.engines)
         if not zombie.done and (harmless or stale or "late_onload" in config.allow):
             found.append(("late", name, zombie.method, str(zombie.token.counter)))
