@@ -117,7 +117,7 @@ class Config:
         return (
             ("begin_batch", "rollout"),
             ("generate", "rollout"),
-            ("deactivate", "rollout"),
+            *(() if "acknowledge_releases" in self.allow else (("deactivate", "rollout"),)),
             ("acknowledge", "rollout"),
             *scoring,
             ("publish", ""),

@@ -51,12 +51,12 @@ from workflows.gpu_lease import GRANT_ATTEMPTS
 
 FAULTS = frozenset(
     {
-        *("request_lost", "reply_lost", "timeout", "late", "slow_probe"),
+        *("request_lost", "reply_lost", "timeout", "late", "slow_probe", "slow_resolve"),
         *("server_dies", "actor_dies", "phase_fails"),
     }
 )
 """Events that spend the budget; an answer after a trouble does too."""
-TROUBLES = ("launch", "load", "drain", "prove")
+TROUBLES = ("launch", "load", "drain", "prove", "keep")
 _PERSON = {"who": "a person", "why": "looked"}
 
 
@@ -110,11 +110,17 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
                 ("answer", name, trouble, str(k))
                 for trouble in TROUBLES
                 if carried_out(name, engine, call.method, call.token, trouble) != clean
-                and ((name, trouble) != ("trainer", "load") or "trainer_partial" in config.allow)
+                and _tried(config, name, trouble)
             ]
     if state.faults and not known_fault:
         found += [("request_lost", name), ("reply_lost", name)]
     return found
+
+
+def _tried(config: Config, name: str, trouble: str) -> bool:
+    if trouble == "keep":
+        return name != "trainer" and "memory_not_freed" in config.allow
+    return (name, trouble) != ("trainer", "load") or "trainer_partial" in config.allow
 
 
 def _of_blocked(config: Config, state: State, name: str, role: Role) -> list[Event]:
@@ -124,13 +130,15 @@ def _of_blocked(config: Config, state: State, name: str, role: Role) -> list[Eve
     loading = "onload" in (role.call.method if role.call else "", *(m for m, _ in role.inbox))
     found: list[Event] = []
     launching = loading and any(e.state is ReplicaState.DEAD for e in role.engines)
-    asking = bool(state.held_back)  # one probe of a role at a time
+    asking = any(kind == "probe" for kind, *_ in state.held_back)  # one probe at a time
     if not asking and (not launching or "probe_while_launching" in config.allow):
         found.append(("probe", name))
         if state.faults and "slow_probe" in config.allow:
             found.append(("slow_probe", name))
     if not loading or "resolve_while_loading" in config.allow:
         found += [("resolve", name), ("resolve_and_abandon", name)]
+        if state.faults and "slow_resolve" in config.allow and not state.held_back:
+            found.append(("slow_resolve", name))
     return found
 
 
@@ -209,9 +217,7 @@ class _Next:
             for z in sorted(role.zombies)
             if z.method == method and str(z.token.counter) == counter and not z.done
         )
-        engines = tuple(
-            carried_out(name, e, method, zombie.token, "")[0] for e in role.engines
-        )
+        engines = tuple(carried_out(name, e, method, zombie.token, "")[0] for e in role.engines)
         for before, now in zip(role.engines, engines, strict=True):
             if before.seen is not None and zombie.token < before.seen and now != before:
                 raise Violation(f"{name}: {method} under {zombie.token.counter} had an effect")
@@ -247,7 +253,10 @@ class _Next:
 
     def on_held_back_answer(self, kind: str, name: str, what: str) -> None:
         self.state = self.state._replace(held_back=())
-        self._heard_probe(name, what)
+        if kind == "probe":
+            return self._heard_probe(name, what)
+        self._record(name, LeaseEvent.RESOLVED_BY_OPERATOR)
+        return self._known()
 
     def on_resolve(self, name: str, *, abandon: bool = False) -> None:
         """A person looks at the node, ends what still holds, and says so."""
@@ -255,15 +264,19 @@ class _Next:
         self._resolved_without_looking(name)
         if refused := books.refusal(book, "resolve", role=name, confirm_released=True, **_PERSON):
             raise Violation(f"a person cannot resolve a BLOCKED lease: {refused}")
-        role = self._role(name)
-        engines = tuple(
-            lose_server(e, orphan=False) if e.gpu in HOLDING else e for e in role.engines
-        )
-        self._set_role(name, role._replace(engines=engines))
-        self._resolve(name)
+        self._end_what_holds(name)
+        self._resolve_group(name)
+        self._record(name, LeaseEvent.RESOLVED_BY_OPERATOR)
         if abandon and not self.state.book.blocked:
             self._book("abandon_batch")
         self._known()
+
+    def on_slow_resolve(self, name: str) -> None:
+        """The engines were told of the resolution; the lease hears their answer later."""
+        self._cost()
+        self._end_what_holds(name)
+        self._resolve_group(name)
+        self._hold_back("resolve", name, "")
 
     def on_resolve_and_abandon(self, name: str) -> None:
         self.on_resolve(name, abandon=True)
@@ -274,17 +287,23 @@ class _Next:
         if asked is None and self._role(name).holding:
             raise Violation(f"{name} was resolved by somebody who did not look, while it holds")
 
-    def _resolve(self, name: str) -> None:
+    def _end_what_holds(self, name: str) -> None:
         role = self._role(name)
-        if name != "trainer":
-            group = role.group
-            up = GROUP.allows(group.state, GroupEvent.OPERATION_UNCONFIRMED)
-            if up and role.call is None and "resolve_leaves_group" not in self.config.allow:
-                blocked = GROUP.advance(group.state, GroupEvent.OPERATION_UNCONFIRMED)
-                group = group._replace(state=blocked)
-            group = resolve(group, len(role.engines))
-            self._set_role(name, role._replace(group=group))
-        self._record(name, LeaseEvent.RESOLVED_BY_OPERATOR)
+        engines = tuple(
+            lose_server(e, orphan=False) if e.gpu in HOLDING else e for e in role.engines
+        )
+        self._set_role(name, role._replace(engines=engines))
+
+    def _resolve_group(self, name: str) -> None:
+        if name == "trainer":
+            return
+        role = self._role(name)
+        group = role.group
+        up = GROUP.allows(group.state, GroupEvent.OPERATION_UNCONFIRMED)
+        if up and role.call is None and "resolve_leaves_group" not in self.config.allow:
+            blocked = GROUP.advance(group.state, GroupEvent.OPERATION_UNCONFIRMED)
+            group = group._replace(state=blocked)
+        self._set_role(name, role._replace(group=resolve(group, len(role.engines))))
 
     def _probe(self, name: str) -> str:
         role = self._role(name)
@@ -433,9 +452,12 @@ class _Next:
             return self._succeeded() if answer.ok else self._step(wait="")
         if not answer.ok:
             return self._block(answer.kind)
-        confirmed = LeaseEvent.ONLOAD_CONFIRMED
-        self._record(name, confirmed if method == "onload" else LeaseEvent.RELEASE_CONFIRMED)
-        return self._succeeded()
+        if method == "onload":
+            self._record(name, LeaseEvent.ONLOAD_CONFIRMED)
+            return self._succeeded()
+        self._record(name, LeaseEvent.RELEASE_CONFIRMED)
+        # The client judges the evidence after the lease took the pool back.
+        return self._failed() if self._role(name).holding else self._succeeded()
 
     def _late_answer(self, name: str) -> None:
         lease = self.state.book.lease(name)
@@ -501,11 +523,10 @@ class _Next:
 
     def _do_acknowledge(self, name: str) -> None:
         batch = batch_of(self.state.step)
-        asked = books.refusal(self.state.book, "acknowledge_rollout_offloaded", batch=batch)
-        if asked is not None:
+        self._step(role=name, method="offload", tries=0, error="")
+        if books.refusal(self.state.book, "acknowledge_rollout_offloaded", batch=batch):
             return self._failed()
-        self._book("note_rollout_released")
-        return self._go_on()
+        return self._release()
 
     def _do_publish(self, name: str) -> None:
         self._truth(published=True)
@@ -583,6 +604,8 @@ class _Next:
             self._step(held="")
         if step.mode == "giving_up":
             return self._step(wait="")
+        if step.mode == "run" and self.config.plan[step.pc][0] == "acknowledge":
+            self._book("note_rollout_released")
         return self._go_on()
 
     def _go_on(self) -> None:
@@ -595,7 +618,12 @@ class _Next:
     # --- pieces
 
     def _book(self, what: str, *args: object) -> None:
-        self.state = self.state._replace(book=books.after(self.state.book, what, *args))
+        try:
+            self.state = self.state._replace(book=books.after(self.state.book, what, *args))
+        except AssertionError as error:
+            raise Violation(
+                f"{what} fails an assertion: the lease workflow stands still"
+            ) from error
 
     def _record(self, name: str, event: LeaseEvent) -> None:
         self._book("record", name, event)
@@ -638,7 +666,7 @@ class _Next:
 _GAVE_UP = StepEvent.GAVE_UP
 _PHASES = {
     ("generate", "rollout"): (StepEvent.GENERATION_STARTED,),
-    ("deactivate", "rollout"): (StepEvent.GENERATED,),
+    ("acknowledge", "rollout"): (StepEvent.GENERATED,),
     ("activate", "genrm"): (StepEvent.JUDGING_STARTED,),
     ("activate", "teacher"): (StepEvent.TEACHING_STARTED,),
     ("publish", ""): (StepEvent.SCORES_IN, StepEvent.WRITTEN_BACK),

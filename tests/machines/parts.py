@@ -251,7 +251,7 @@ class _Host:
 
     async def release(self, tags: list[str], token: FenceToken, timeout: float) -> None:
         self._admit(token)
-        self.gpu = Gpu.ASLEEP
+        self.gpu = Gpu.PARTIAL if self.trouble == "keep" else Gpu.ASLEEP
 
     def _admit(self, token: FenceToken) -> None:
         self._need_alive()
@@ -337,7 +337,8 @@ def _value(replica: Any, host: _Host) -> Engine:
 def operate(engine: Engine, kind: Any, token: Token, trouble: str) -> tuple[Engine, Report]:
     """The engine after the real actor carried out ``kind``, and what it reports.
 
-    ``trouble`` is where the host fails: launch, load, drain or prove; "" nowhere.
+    ``trouble`` is where the host fails: launch, load, drain, keep (memory) or prove;
+    "" nowhere.
     """
     host = _Host(engine, trouble)
     actor: Any = _actor(engine, host)
