@@ -10,14 +10,10 @@ from typing import Any, NamedTuple
 
 from relax_infer.contracts.lease import LeaseRequest
 from relax_infer.machines import LEASE, BatchState, IllegalTransition, LeaseEvent, LeaseState
-from tests.machines.parts import Token, memo
+from tests.machines.parts import Token, Violation, memo
 from workflows._lease_book import LeaseBook, LeaseRefused
 
 REASON = "the model said so"
-
-
-class Violation(Exception):
-    """A promise was broken; the text says which."""
 
 
 class Batch(NamedTuple):
@@ -163,6 +159,15 @@ def wrongly_granted(book: Book, holders: frozenset[str]) -> str | None:
                 return "training is granted for a batch that is not committed"
         if _would_grant(book, role) and (others or book.blocked):
             return f"{role} would be granted while another may hold"
+        if lease.state not in (LeaseState.ACTIVE, LeaseState.SLEEPING):
+            if refusal(book, "deactivate", role=role) is None:
+                return f"{role} is {lease.state} and could be asked to let go again"
+            batch = {"batch": book.batch.name if book.batch else "none"}
+            if (
+                refusal(book, "acknowledge_rollout_offloaded", **batch) is None
+                and role == "rollout"
+            ):
+                return f"rollout is {lease.state} and its release could be acknowledged"
     for name in ("step-1", "step-2", "step-9"):
         new = name not in book.committed
         current = book.batch is not None and book.batch.name == name

@@ -4,8 +4,17 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-from relax_infer.machines import GROUP, LEASE, REPLICA, LeaseState, Machine, ReplicaState
+from relax_infer.machines import (
+    BATCH,
+    GROUP,
+    LEASE,
+    REPLICA,
+    IllegalTransition,
+    Machine,
+    ReplicaState,
+)
 from tests.machines import books
 from tests.machines.books import Violation
 from tests.machines.model import Config, Event, State, ended, shown
@@ -107,7 +116,7 @@ def _search(config: Config, depth: int, live: bool, check: Check) -> Explored:
                         following.append(after)
             except Stuck as stuck:
                 raise Broken(f"{stuck}\n{found.trace(state, stuck.tried)}") from stuck
-            except Violation as broken:
+            except (Violation, IllegalTransition) as broken:
                 raise Broken(f"{broken}\n{found.trace(state, [event])}") from broken
         layer = following
     found.complete = not layer
@@ -142,14 +151,16 @@ def check_state(config: Config, state: State) -> None:
                 raise Violation(f"{name}: an incomplete engine answers")
             if engine.state is ReplicaState.READY and engine.gpu is Gpu.PARTIAL:
                 raise Violation(f"{name}: an incomplete engine calls itself READY")
-            _refuses(REPLICA, engine.state, _REPLICA_REFUSES)
+            _left_by_rule(REPLICA, engine.state)
         if name != "trainer":
             if role.holding and not GROUP.holds(role.group.state):
                 raise Violation(f"{name} holds and its group is {role.group.state}")
-            _refuses(GROUP, role.group.state, _GROUP_REFUSES)
+            _left_by_rule(GROUP, role.group.state)
             for _, record in role.group.records:
-                _refuses(REPLICA, record, _REPLICA_REFUSES)
-        _refuses(LEASE, state.book.lease(name).state, _LEASE_REFUSES)
+                _left_by_rule(REPLICA, record)
+        _left_by_rule(LEASE, state.book.lease(name).state)
+    if state.book.batch is not None:
+        _left_by_rule(BATCH, state.book.batch.state)
     if wrong := books.wrongly_granted(state.book, holders):
         raise Violation(wrong)
 
@@ -173,21 +184,37 @@ def check_change(before: State, event: Event, after: State) -> None:
                 raise Violation("an engine took a lower fence token after a higher one")
 
 
-def _refuses(machine: Machine, state: object, table: dict[object, frozenset[str]]) -> None:
-    """States that must be left only by what the table names."""
-    allowed = table.get(state)
+_LEFT_BY: dict[str, dict[str, frozenset[str]]] = {
+    "Lease": {
+        "BLOCKED": frozenset({"ACTIVE_PROVED", "RELEASE_PROVED", "RESOLVED_BY_OPERATOR"}),
+        "ACTIVE": frozenset({"DRAIN_STARTED", "OPERATION_FAILED"}),
+    },
+    "Batch gate": {"COMMITTED": frozenset(), "FAILED": frozenset()},
+    "Group": {
+        "BLOCKED": frozenset(
+            {
+                *("SLEEP_PROVED", "READY_PROVED", "RELEASE_PROVED"),
+                *("RESOLVED_BY_OPERATOR", "STOP_STARTED"),
+            }
+        ),
+        "STOPPED": frozenset({"LAUNCH_STARTED"}),
+    },
+    "Replica": {
+        "FAILED": frozenset({"DRAIN_STARTED", "STOP_STARTED", "RELEASE_PROVED"}),
+        "SLEEPING": frozenset({"ONLOAD_STARTED", "DEATH_NOTICED", "STOP_STARTED"}),
+        "STARTING": frozenset({"LAUNCHED", "LAUNCH_FAILED", "DEATH_NOTICED", "STOP_STARTED"}),
+    },
+}
+"""What alone may lead out of a state. Anything else would be an answer that came late, a release
+that nobody proved or an engine that answers without weights."""
+
+
+def _left_by_rule(machine: Machine, state: StrEnum) -> None:
+    allowed = _LEFT_BY[machine.name].get(state)
     if allowed is None:
         return
-    others = [str(e) for e in machine.legal(state) if str(e) not in allowed]  # type: ignore[arg-type]
-    if others:
+    if others := [str(event) for event in machine.legal(state) if event not in allowed]:
         raise Violation(f"{machine.name} may leave {state} on {', '.join(others)}")
-
-
-_LEASE_REFUSES: dict[object, frozenset[str]] = {
-    LeaseState.BLOCKED: frozenset({"ACTIVE_PROVED", "RELEASE_PROVED", "RESOLVED_BY_OPERATOR"}),
-}
-_GROUP_REFUSES: dict[object, frozenset[str]] = {}
-_REPLICA_REFUSES: dict[object, frozenset[str]] = {}
 
 
 def settle(config: Config, state: State, good: set[State]) -> None:

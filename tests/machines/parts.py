@@ -54,6 +54,10 @@ def forget() -> None:
         remembered.cache_clear()
 
 
+class Violation(Exception):
+    """A promise was broken; the text says which."""
+
+
 class Token(NamedTuple):
     """A fence token as a value."""
 
@@ -266,7 +270,8 @@ class _Host:
 
     # what the replica asks of its host
     async def start(self, *_: object, token: FenceToken, **__: object) -> Any:
-        assert not self.kind, "a second server was started beside the first"
+        if self.gpu is not Gpu.NONE:
+            raise Violation(f"a second server is started while the first is {self.gpu}")
         if self.trouble == "launch":
             raise TransientError("it did not start; nothing of it is left")
         self.kind, self.gate, self.memory = "own", False, FenceMemory(token)
