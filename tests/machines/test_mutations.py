@@ -1,0 +1,97 @@
+"""Each rule broken on purpose: the model must notice.
+
+Every transition of the four machines that the model uses is taken away, every forbidden one is
+added, and every guard is weakened. :data:`SURVIVORS` and :data:`NOT_IN_THE_MODEL` say what is not
+noticed, and why.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from relax_infer.machines import Machine
+from tests.machines.explore import explore
+from tests.machines.mutants import (
+    ENGINE_GUARDS,
+    GLUE,
+    LEASE_GUARDS,
+    MACHINES,
+    SEARCHES,
+    Edge,
+    Mutate,
+    fresh,
+    what_catches,
+    with_forbidden,
+    without,
+)
+
+NOT_IN_THE_MODEL: dict[str, str] = {}
+"""Transitions that no search takes, and why."""
+
+SURVIVORS: dict[str, str] = {}
+"""Mutants that every search lets pass, and why that is right."""
+
+
+def _name(machine: Machine[Any, Any], edge: Edge) -> str:
+    return f"{machine.name} {edge[0]} on {edge[1]}"
+
+
+def _each_edge(attribute: str) -> list[Any]:
+    return [
+        pytest.param(machine, edge, id=_name(machine, edge).replace(" ", "-"))
+        for machine in MACHINES
+        for edge in getattr(machine, attribute)
+        if _name(machine, edge) not in NOT_IN_THE_MODEL
+    ]
+
+
+def _is_noticed(name: str, mutate: Mutate) -> None:
+    caught = what_catches(mutate)
+    print(f"\n{name}: {caught}")
+    if name in SURVIVORS:
+        assert caught is None, f"{name} is noticed now: {caught}"
+    else:
+        assert caught is not None, f"{name} survives every search"
+
+
+@pytest.mark.parametrize(("machine", "edge"), _each_edge("transitions"))
+def test_a_missing_transition_is_noticed(machine: Machine[Any, Any], edge: Edge):
+    _is_noticed(f"without {_name(machine, edge)}", without(machine, edge))
+
+
+@pytest.mark.parametrize(("machine", "edge"), _each_edge("forbidden"))
+def test_a_forbidden_transition_is_noticed(machine: Machine[Any, Any], edge: Edge):
+    _is_noticed(f"with {_name(machine, edge)}", with_forbidden(machine, edge))
+
+
+@pytest.mark.parametrize("name", LEASE_GUARDS)
+def test_a_weak_guard_of_the_lease_is_noticed(name: str):
+    _is_noticed(name, LEASE_GUARDS[name])
+
+
+@pytest.mark.parametrize("name", ENGINE_GUARDS)
+def test_a_weak_guard_of_an_engine_or_group_is_noticed(name: str):
+    _is_noticed(name, ENGINE_GUARDS[name])
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_a_workflow_that_goes_wrong_between_two_rules_is_noticed(name: str):
+    _is_noticed(name, GLUE[name])
+
+
+def test_the_searches_take_every_other_transition():
+    taken: set[str] = set()
+    advance = Machine.advance
+
+    def noting(self: Machine[Any, Any], state: StrEnum, event: StrEnum) -> StrEnum:
+        target = advance(self, state, event)
+        taken.add(_name(self, (state, event)))
+        return target
+
+    with fresh() as patch:
+        patch.setattr(Machine, "advance", noting)
+        for config in SEARCHES:
+            explore(config, live=False)
+    known = {_name(machine, edge) for machine in MACHINES for edge in machine.transitions}
+    assert known - taken == set(NOT_IN_THE_MODEL)
