@@ -140,8 +140,9 @@ def wrongly_granted(book: Book, holders: frozenset[str]) -> str | None:
     """
     person = {"who": "a person", "why": "looked"}
     pending = book.batch is not None and book.batch.state is BatchState.PENDING
+    awake = {role for role, lease in book.leases if lease.state is not LeaseState.SLEEPING}
     for role, lease in book.leases:
-        others = holders - {role}
+        others = (holders | awake) - {role}
         for method, fields in (
             ("activate", {}),
             ("acquire", {"purpose": "weight_sync"}),
@@ -149,7 +150,7 @@ def wrongly_granted(book: Book, holders: frozenset[str]) -> str | None:
         ):
             if refusal(book, method, role=role, **fields) is not None:
                 continue
-            if others or lease.state is LeaseState.BLOCKED or set(book.blocked) - {role}:
+            if others or lease.state is LeaseState.BLOCKED:
                 return f"{method} of {role} is legal while {sorted(others)} hold or are unknown"
             if method == "acquire" and pending:
                 return f"{role} is acquired while a batch is pending"
@@ -157,7 +158,7 @@ def wrongly_granted(book: Book, holders: frozenset[str]) -> str | None:
                 return f"{role} is activated without a pending batch"
             if fields.get("purpose") == "train" and "step-1" not in book.committed:
                 return "training is granted for a batch that is not committed"
-        if _would_grant(book, role) and (others or book.blocked):
+        if _would_grant(book, role) and (others or role in awake):
             return f"{role} would be granted while another may hold"
         if lease.state not in (LeaseState.ACTIVE, LeaseState.SLEEPING):
             if refusal(book, "deactivate", role=role) is None:
@@ -174,12 +175,12 @@ def wrongly_granted(book: Book, holders: frozenset[str]) -> str | None:
         if new and refusal(book, "commit_batch", batch=name) is None:
             if not current or not pending:
                 return f"{name} could be committed though it is not the pending batch"
-            if holders or not book.asleep:
+            if holders or awake:
                 return f"{name} could be committed while a role holds"
         if new and not current and refusal(book, "begin_batch", batch=name) is None:
             if pending or (book.batch and book.batch.state is BatchState.FAILED):
                 return f"{name} could begin while another batch is not ended"
-            if holders or not book.asleep:
+            if holders or awake:
                 return f"{name} could begin while a role holds"
         if name in book.committed and refusal(book, "fail_batch", batch=name, message="x") is None:
             return f"{name} is committed and could still fail"

@@ -11,13 +11,15 @@ from relax_infer.machines import (
     GROUP,
     LEASE,
     REPLICA,
+    GroupState,
     IllegalTransition,
+    LeaseState,
     Machine,
     ReplicaState,
 )
 from tests.machines import books
 from tests.machines.books import Violation
-from tests.machines.model import Config, Event, State, ended, shown
+from tests.machines.model import Config, Event, Role, State, ended, shown
 from tests.machines.moves import after_event, events
 from tests.machines.parts import HOLDING, Gpu
 
@@ -108,7 +110,7 @@ def _search(config: Config, depth: int, live: bool, check: Check) -> Explored:
                     settle(config, state, good)
                 for event in events(config, state):
                     after = after_event(config, state, event)
-                    check_change(state, event, after)
+                    check_change(config, state, event, after)
                     found.fired[event[0]] += 1
                     if after not in found.parents:
                         check(config, after)
@@ -138,6 +140,8 @@ def check_state(config: Config, state: State) -> None:
     holders = check_one_holder(config, state)
     if len(leases := [r for r, _ in state.book.leases if state.book.holds(r)]) > 1:
         raise Violation(f"the book gave the pool to {', '.join(leases)} at once")
+    if state.faults == config.faults and (state.book.blocked or state.step.mode == "giving_up"):
+        raise Violation("nothing went wrong, and yet the lease is BLOCKED or the step gives up")
     for name in holders:
         if not state.book.holds(name):
             raise Violation(f"{name} physically holds; the book says that it sleeps")
@@ -147,6 +151,8 @@ def check_state(config: Config, state: State) -> None:
                 continue
             if engine.gpu in HOLDING and not REPLICA.holds(engine.state):
                 raise Violation(f"{name}: its engine holds and calls itself {engine.state}")
+            if engine.state not in _ENGINE_RESTS:
+                raise Violation(f"{name}: its engine rests in {engine.state}")
             if engine.gate and engine.gpu is not Gpu.FULL:
                 raise Violation(f"{name}: an incomplete engine answers")
             if engine.state is ReplicaState.READY and engine.gpu is Gpu.PARTIAL:
@@ -155,6 +161,8 @@ def check_state(config: Config, state: State) -> None:
         if name != "trainer":
             if role.holding and not GROUP.holds(role.group.state):
                 raise Violation(f"{name} holds and its group is {role.group.state}")
+            if role.call is None and role.group.state not in _GROUP_RESTS:
+                raise Violation(f"{name}: its group rests in {role.group.state}")
             _left_by_rule(GROUP, role.group.state)
             for _, record in role.group.records:
                 _left_by_rule(REPLICA, record)
@@ -165,7 +173,15 @@ def check_state(config: Config, state: State) -> None:
         raise Violation(wrong)
 
 
-def check_change(before: State, event: Event, after: State) -> None:
+_ENGINE_RESTS = frozenset(
+    {ReplicaState.READY, ReplicaState.SLEEPING, ReplicaState.FAILED, ReplicaState.DEAD}
+)
+_GROUP_RESTS = frozenset(
+    {GroupState.READY, GroupState.SLEEPING, GroupState.BLOCKED, GroupState.STOPPED}
+)
+
+
+def check_change(config: Config, before: State, event: Event, after: State) -> None:
     """What must hold between a state and the next."""
     if after.book is not before.book:
         if after.book.counter < before.book.counter:
@@ -173,6 +189,10 @@ def check_change(before: State, event: Event, after: State) -> None:
         for name in before.book.blocked:
             if name not in after.book.blocked and event[0] not in PROVING:
                 raise Violation(f"{name} left BLOCKED on {' '.join(event)}, without a proof")
+        for name, role in zip(config.roles, after.roles, strict=True):
+            became = after.book.lease(name).state is LeaseState.ACTIVE
+            if became and before.book.lease(name).state is not LeaseState.ACTIVE:
+                _is_up(name, role)
         repeated = [n for n, times in Counter(after.book.committed).items() if times > 1]
         if repeated:
             raise Violation(f"{repeated} committed twice")
@@ -209,6 +229,12 @@ _LEFT_BY: dict[str, dict[str, frozenset[str]]] = {
 that nobody proved or an engine that answers without weights."""
 
 
+def _is_up(name: str, role: Role) -> None:
+    for engine in role.engines:
+        if engine.gpu is not Gpu.FULL or (name != "trainer" and not engine.gate):
+            raise Violation(f"{name} became ACTIVE and its engine is not up")
+
+
 def _left_by_rule(machine: Machine, state: StrEnum) -> None:
     allowed = _LEFT_BY[machine.name].get(state)
     if allowed is None:
@@ -236,7 +262,7 @@ def settle(config: Config, state: State, good: set[State]) -> None:
             events_so_far.append(event)
             if event == ("person", "stop"):
                 raise Violation("a repeated step fails again and again though nothing is wrong")
-            check_change(state, event, after)
+            check_change(config, state, event, after)
             state = after
         except Violation as broken:
             raise Stuck(str(broken), events_so_far[:_SHOWN]) from broken

@@ -28,6 +28,8 @@ class Call(NamedTuple):
     """As its asker named it; None for a stop."""
     token: Token
     before: Group
+    nth: int
+    """Tells it from an earlier one of the same asker under the same token."""
 
 
 class Zombie(NamedTuple):
@@ -45,7 +47,7 @@ class Role(NamedTuple):
     group: Group = Group()
     engines: tuple[Engine, ...] = (Engine(),)
     call: Call | None = None
-    inbox: tuple[tuple[str, Token | None], ...] = ()
+    inbox: tuple[tuple[str, Token | None, int], ...] = ()
     zombies: frozenset[Zombie] = frozenset()
 
     @property

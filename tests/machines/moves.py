@@ -127,7 +127,7 @@ def _of_blocked(config: Config, state: State, name: str, role: Role) -> list[Eve
     lease = state.book.lease(name)
     if lease.state is not LeaseState.BLOCKED:
         return []
-    loading = "onload" in (role.call.method if role.call else "", *(m for m, _ in role.inbox))
+    loading = "onload" in (role.call.method if role.call else "", *(m for m, *_ in role.inbox))
     found: list[Event] = []
     launching = loading and any(e.state is ReplicaState.DEAD for e in role.engines)
     asking = any(kind == "probe" for kind, *_ in state.held_back)  # one probe at a time
@@ -218,9 +218,13 @@ class _Next:
             if z.method == method and str(z.token.counter) == counter and not z.done
         )
         engines = tuple(carried_out(name, e, method, zombie.token, "")[0] for e in role.engines)
+        lease = self.state.book.lease(name)
+        current = lease.token is not None and lease.state is LeaseState.ACTIVE
         for before, now in zip(role.engines, engines, strict=True):
-            if before.seen is not None and zombie.token < before.seen and now != before:
-                raise Violation(f"{name}: {method} under {zombie.token.counter} had an effect")
+            newer = [before.seen, lease.token if current else None]
+            stale = any(token is not None and zombie.token < token for token in newer)
+            if stale and now != before:
+                raise Violation(f"{name}: {method} of an earlier grant had an effect")
         zombies = role.zombies - {zombie} | {zombie._replace(done=True)}
         self._set_role(name, role._replace(engines=engines, zombies=zombies))
 
@@ -244,7 +248,13 @@ class _Next:
     # --- BLOCKED
 
     def on_probe(self, name: str) -> None:
-        self._heard_probe(name, self._probe(name))
+        role, token = self._role(name), self.state.book.lease(name).token
+        what = self._probe(name)
+        if name != "trainer" and role.call is None and what != "SLEEPING":
+            reports = [look(engine) for engine in role.engines]
+            if all((r.state, r.fence) == (ReplicaState.SLEEPING, token) for r in reports):
+                raise Violation(f"{name}: every engine proves its sleep and the probe says {what}")
+        self._heard_probe(name, what)
 
     def on_slow_probe(self, name: str) -> None:
         """The probe's answer is on its way while other things happen."""
@@ -369,6 +379,7 @@ class _Next:
         if step.wait != "known" or step.role in book.blocked:
             return None
         if step.method == "offload":
+            self._step(tries=step.tries + 1)
             return self._release()
         self._step(tries=step.tries + 1)
         if book.lease(step.role).state is LeaseState.ACTIVE:
@@ -396,7 +407,8 @@ class _Next:
 
     def _ask(self, name: str, method: str, token: Token | None) -> None:
         role = self._role(name)
-        self._set_role(name, role._replace(inbox=(*role.inbox, (method, token))))
+        ask = (method, token, self.state.step.tries)
+        self._set_role(name, role._replace(inbox=(*role.inbox, ask)))
         self._serve(name)
 
     def _serve(self, name: str) -> None:
@@ -404,20 +416,20 @@ class _Next:
         role = self._role(name)
         if role.call is not None or not role.inbox:
             return
-        method, token = role.inbox[0]
+        method, token, nth = role.inbox[0]
         role = role._replace(inbox=role.inbox[1:])
         if name == "trainer":
             assert token is not None
-            self._set_role(name, role._replace(call=Call(method, token, token, role.group)))
+            self._set_role(name, role._replace(call=Call(method, token, token, role.group, nth)))
             return
         group, used, answer = begin(role.group, len(role.engines), method, token)
         if answer is None:
             assert used is not None
-            call = Call(method, token, used, role.group)
+            call = Call(method, token, used, role.group, nth)
             self._set_role(name, role._replace(group=group, call=call))
             return
         self._set_role(name, role._replace(group=group))
-        self._hear(name, method, token, answer)
+        self._hear(name, (method, token, nth), answer)
         self._serve(name)
 
     def _execute(self, name: str, trouble: str, k: str) -> tuple[Report, ...]:
@@ -440,13 +452,14 @@ class _Next:
             replicas = len(role.engines)
             group, answer = finish(call.before, replicas, call.method, call.asked, reports)
             self._set_role(name, role._replace(group=group, call=None))
-        self._hear(name, call.method, call.asked, answer)
+        self._hear(name, (call.method, call.asked, call.nth), answer)
         self._serve(name)
 
-    def _hear(self, name: str, method: str, token: Token | None, answer: Answer) -> None:
+    def _hear(self, name: str, asked: tuple[str, Token | None, int], answer: Answer) -> None:
         """An answer arrives at its asker; one that nobody waits for is dropped."""
-        step = self.state.step
-        if step.wait != "answer" or (step.role, step.method, step.token) != (name, method, token):
+        step, method = self.state.step, asked[0]
+        awaited = (step.role, step.method, step.token, step.tries)
+        if step.wait != "answer" or awaited != (name, *asked):
             return self._late_answer(name)
         if method == "stop":
             return self._succeeded() if answer.ok else self._step(wait="")
@@ -579,7 +592,7 @@ class _Next:
         """Let go of what is held, close the batch's gate, then ask a person."""
         step, book = self.state.step, self.state.book
         if step.held:
-            self._step(role=step.held, method="offload", tries=0, error="")
+            self._step(role=step.held, method="offload", tries=_GIVING_UP, error="")
             if books.refusal(book, "deactivate", role=step.held) is not None:
                 return self._step(held="")
             return self._release()
@@ -663,6 +676,8 @@ class _Next:
         self._set_role(name, role._replace(engines=engines))
 
 
+_GIVING_UP = 100
+"""Tells the offload of a step that gives up from one that it asked for before."""
 _GAVE_UP = StepEvent.GAVE_UP
 _PHASES = {
     ("generate", "rollout"): (StepEvent.GENERATION_STARTED,),

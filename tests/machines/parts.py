@@ -351,6 +351,8 @@ def operate(engine: Engine, kind: Any, token: Token, trouble: str) -> tuple[Engi
     with _on(host):
         outcome = run(actor._once(kind, op))
     told = _told(outcome)
+    if "IllegalTransition" in (told.error or ""):
+        raise Violation(f"IllegalTransition in a legal schedule: {told.error}")
     report = Report(
         told.state, token_of(told.fence), told.error is not None, outcome.stale is not None
     )

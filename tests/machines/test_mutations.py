@@ -26,7 +26,28 @@ from tests.machines.mutants import (
     without,
 )
 
-NOT_IN_THE_MODEL: dict[str, str] = {}
+_NOBODY = "nothing records it"
+_AT_WORK = "a state of an operation at work, and operations on one engine go in turn"
+_ASLEEP = "the model stops a role only after the lease took the pool back, when it sleeps or failed"
+_AWAKE = "the model's weight sync loads into engines that sleep"
+
+NOT_IN_THE_MODEL: dict[str, str] = {
+    "Lease SLEEPING on MEMORY_LOST": _NOBODY,
+    "Lease ACTIVE on OPERATION_FAILED": _NOBODY,
+    "Group READY on WEIGHTS_UPDATE_STARTED": _NOBODY,
+    "Group ONLOADING on DRAIN_STARTED": _AT_WORK,
+    "Group STARTING on STOP_STARTED": _AT_WORK,
+    "Group DRAINING on STOP_STARTED": _AT_WORK,
+    "Group ONLOADING on STOP_STARTED": _AT_WORK,
+    "Group READY on STOP_STARTED": _ASLEEP,
+    "Replica READY on WEIGHTS_UPDATE_STARTED": _AWAKE,
+    "Replica ONLOADING on DRAIN_STARTED": _AT_WORK,
+    "Replica ONLOADING on DEATH_NOTICED": _AT_WORK,
+    "Replica DRAINING on DEATH_NOTICED": _AT_WORK,
+    "Replica STARTING on STOP_STARTED": _AT_WORK,
+    "Replica ONLOADING on STOP_STARTED": _AT_WORK,
+    "Replica READY on STOP_STARTED": _ASLEEP,
+}
 """Transitions that no search takes, and why."""
 
 SURVIVORS: dict[str, str] = {}
