@@ -29,6 +29,7 @@ PROVING = frozenset({"probe", "held_back_answer", "resolve", "resolve_and_abando
 """Events that may leave BLOCKED: a proof, or a person."""
 
 
+_PATIENCE = 400
 _SHOWN = 12
 
 
@@ -119,7 +120,9 @@ def _search(config: Config, depth: int, live: bool, check: Check) -> Explored:
             except Stuck as stuck:
                 raise Broken(f"{stuck}\n{found.trace(state, stuck.tried)}") from stuck
             except (Violation, IllegalTransition) as broken:
-                raise Broken(f"{broken}\n{found.trace(state, [event])}") from broken
+                raise Broken(
+                    f"{broken}\n{found.trace(state, [event] if event else [])}"
+                ) from broken
         layer = following
     found.complete = not layer
     return found
@@ -255,7 +258,7 @@ def settle(config: Config, state: State, good: set[State]) -> None:
     patient = replace(config, attempts=state.step.attempt + 3)
     while not ended(state) and state not in good:
         try:
-            if state in way:
+            if state in way or len(way) > _PATIENCE:
                 raise Violation("it goes round and never comes to the end")
             way[state] = None
             event, after = _helpful(patient, state)

@@ -379,7 +379,8 @@ class _Next:
         if step.wait != "known" or step.role in book.blocked:
             return None
         if step.method == "offload":
-            self._step(tries=step.tries + 1)
+            # Only to tell the next offload from the last few: the number need not grow for ever.
+            self._step(tries=step.tries - step.tries % 4 + (step.tries + 1) % 4)
             return self._release()
         self._step(tries=step.tries + 1)
         if book.lease(step.role).state is LeaseState.ACTIVE:
