@@ -34,6 +34,7 @@ SEARCHES = (
     Config(roles=_TWO, faults=1),
     Config(roles=("rollout", "genrm", "trainer"), faults=1),
     Config(roles=_TWO, faults=1, replicas=2),
+    Config(roles=_TWO, faults=3, only=frozenset({"timeout"})),
     Config(roles=_TWO, faults=2),
 )
 """From small to large; a mutant that survives all of them survives."""
@@ -224,15 +225,17 @@ async def _partial_is_ready(self: Any, tags: Any, token: FenceToken) -> None:
 
 
 def _proved_without_token(report: Any, fence: Any) -> GroupEvent | None:
-    states = {r.state for r in report.replicas}
-    if states <= {R.SLEEPING, R.DEAD}:
-        return GroupEvent.SLEEP_PROVED
-    return GroupEvent.READY_PROVED if states == {R.READY} else None
+    believed = report.replicas[0].fence
+    same = [r.model_copy(update={"fence": believed}) for r in report.replicas]
+    return _PROVED(report.model_copy(update={"replicas": tuple(same)}), believed)
 
 
 def _proved_by_one(report: Any, fence: Any) -> GroupEvent | None:
-    states = {r.state for r in report.replicas}
-    return GroupEvent.SLEEP_PROVED if states & {R.SLEEPING, R.DEAD} else None
+    proofs = [_PROVED(report.model_copy(update={"replicas": (r,)}), fence) for r in report.replicas]
+    return next((proof for proof in proofs if proof is not None), None)
+
+
+_PROVED = lifecycle_module._proved
 
 
 def _failed_counts_as_gone(report: Any, fence: Any) -> GroupEvent | None:
