@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from relax_infer.contracts.lease import LeaseRequest
 from relax_infer.machines import LEASE, BatchState, IllegalTransition, LeaseEvent, LeaseState
-from tests.machines.parts import Token, Violation, memo
+from tests.machines.values import Token, Violation, memo
 from workflows._lease_book import LeaseBook, LeaseRefused
 
 REASON = "the model said so"

@@ -19,9 +19,10 @@ from relax_infer.machines import (
 )
 from tests.machines import books
 from tests.machines.books import Violation
+from tests.machines.hazards import events
 from tests.machines.model import Config, Event, Role, State, ended, shown
-from tests.machines.moves import after_event, events
-from tests.machines.parts import HOLDING, Gpu
+from tests.machines.moves import after_event
+from tests.machines.values import HOLDING, Gpu
 
 Check = Callable[[Config, State], object]
 

@@ -1,9 +1,9 @@
 """The model: one pool, its lease, its engines, one step after another, and a hostile environment.
 
-A :class:`State` is a value; :func:`events` lists what may happen in it and :func:`after_event` says
-what then is. The rules are the project's own (:mod:`tests.machines.books`,
-:mod:`tests.machines.parts`). What stands here is only what ``GpuLease``, ``TrainingStep`` and
-``TrainingRun`` do between two rules, and who may hinder them.
+A :class:`State` is a value; ``hazards.events`` lists what may happen in it, ``moves.after_event``
+says what then is. The rules are the project's own (``books``, ``host``, ``groups``). What stands in
+``moves`` and ``lease_moves`` is only what ``GpuLease``, ``TrainingStep`` and ``TrainingRun`` do
+between two rules.
 
 The environment has a budget of faults. A step is repeated once; then the run is taken down.
 ``allow`` names environments in which the rules are known to fail; see ``test_model.py``.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from relax_infer.machines import STEP, StepPhase
 from tests.machines.books import Book, new_book
-from tests.machines.parts import HOLDING, Engine, Group, Token
+from tests.machines.values import HOLDING, Engine, Group, Token
 
 Event = tuple[str, ...]
 """A name and, as text, the role and whatever else tells it from others."""

@@ -18,7 +18,7 @@ from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import BATCH, GROUP, LEASE, REPLICA, GroupEvent, LeaseEvent, Machine
 from relax_infer.machines import ReplicaState as R
-from tests.machines import parts
+from tests.machines import host, values
 from tests.machines.explore import Broken, explore
 from tests.machines.model import Config
 from tests.machines.moves import _Next
@@ -43,13 +43,15 @@ SEARCHES = (
 @contextmanager
 def fresh() -> Iterator[pytest.MonkeyPatch]:
     """Rules that may be changed and are as before afterwards."""
+    tables = [(machine, machine.transitions) for machine in MACHINES]
     with pytest.MonkeyPatch.context() as patch:
-        parts.forget()
+        values.forget()
         try:
             yield patch
         finally:
-            patch.undo()
-            parts.forget()
+            for machine, table in tables:
+                _set_transitions(machine, dict(table))
+            values.forget()
 
 
 def what_catches(mutate: Mutate) -> str | None:
@@ -69,7 +71,7 @@ def without(machine: Machine[Any, Any], edge: Edge) -> Mutate:
 
     def mutate(patch: pytest.MonkeyPatch) -> None:
         left = {key: to for key, to in machine.transitions.items() if key != edge}
-        _set_transitions(patch, machine, left)
+        _set_transitions(machine, left)
 
     return mutate
 
@@ -80,25 +82,13 @@ def with_forbidden(machine: Machine[Any, Any], edge: Edge) -> Mutate:
     target = next(to for (_, e), to in machine.transitions.items() if e == event)
 
     def mutate(patch: pytest.MonkeyPatch) -> None:
-        _set_transitions(patch, machine, {**machine.transitions, (state, event): target})
+        _set_transitions(machine, {**machine.transitions, (state, event): target})
 
     return mutate
 
 
-def _set_transitions(patch: pytest.MonkeyPatch, machine: Any, table: dict[Any, Any]) -> None:
-    before = machine.transitions
+def _set_transitions(machine: Machine[Any, Any], table: dict[Any, Any]) -> None:
     object.__setattr__(machine, "transitions", MappingProxyType(table))
-    patch.setattr(patch, "undo", _undo_too(patch, machine, before))
-
-
-def _undo_too(patch: Any, machine: Any, before: Any) -> Callable[[], None]:
-    undo = patch.undo
-
-    def both() -> None:
-        object.__setattr__(machine, "transitions", before)
-        undo()
-
-    return both
 
 
 def holds_too_little(machine: Machine[Any, Any], state: StrEnum) -> Mutate:
@@ -210,8 +200,8 @@ def _admit_lower(self: FenceMemory, token: FenceToken) -> None:
 
 async def _end_without_proof(self: Any, *_: object) -> None:
     self.gate = False
-    holding = self.trouble == "prove" and self.gpu in parts.HOLDING
-    self.gpu, self.kind = (parts.Gpu.ORPHAN if holding else parts.Gpu.NONE), ""
+    holding = self.trouble == "prove" and self.gpu in values.HOLDING
+    self.gpu, self.kind = (values.Gpu.ORPHAN if holding else values.Gpu.NONE), ""
 
 
 async def _partial_is_ready(self: Any, tags: Any, token: FenceToken) -> None:
@@ -220,7 +210,7 @@ async def _partial_is_ready(self: Any, tags: Any, token: FenceToken) -> None:
         try:
             await self._control.resume(missing, token, 1.0)
         except UnconfirmedError:
-            self._control.gpu = parts.Gpu.PARTIAL
+            self._control.gpu = values.Gpu.PARTIAL
         self._resident.update(missing)
 
 
@@ -249,9 +239,9 @@ async def _trusts_a_failed_engine(self: Any, op: Any) -> Any:
 
 ENGINE_GUARDS: dict[str, Mutate] = {
     "engine-takes-a-lower-token": replaced(FenceMemory, "admit", _admit_lower),
-    "engine-forgets-its-token-with-its-actor": ignored(parts._Host, "write_fence"),
-    "actor-does-not-look-for-what-was-left": ignored(parts._Host, "holder"),
-    "killed-without-proof": replaced(parts._Host, "end", _end_without_proof),
+    "engine-forgets-its-token-with-its-actor": ignored(host._Host, "write_fence"),
+    "actor-does-not-look-for-what-was-left": ignored(host._Host, "holder"),
+    "killed-without-proof": replaced(host._Host, "end", _end_without_proof),
     "failed-engine-is-taken-at-its-word": replaced(EngineReplica, "_gone", _trusts_a_failed_engine),
     "partial-onload-is-ready": replaced(EngineReplica, "_resume", _partial_is_ready),
     "failed-onload-changes-no-state": ignored(EngineReplica, "_fail"),

@@ -25,8 +25,9 @@ and stand in :data:`FAULTS_OF_THE_RULES`, each with a test that fails until they
 import pytest
 
 from tests.machines.explore import Broken, Check, check_one_holder, explore
+from tests.machines.hazards import FAULTS, events
 from tests.machines.model import Config
-from tests.machines.moves import FAULTS, after_event, events
+from tests.machines.moves import after_event
 
 FOUR = ("rollout", "genrm", "teacher", "trainer")
 THREE = ("rollout", "genrm", "trainer")

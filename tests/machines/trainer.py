@@ -5,7 +5,7 @@ The real actor loads Megatron; this mirrors its few lines about fences and resid
 
 from relax_infer.contracts.fence import FenceMemory, StaleFence
 from relax_infer.machines import ReplicaState
-from tests.machines.parts import Answer, Engine, Gpu, Report, Token, memo, token_of
+from tests.machines.values import Answer, Engine, Gpu, Report, Token, memo, token_of
 from workflows._failures import PERMANENT, UNCONFIRMED
 
 
