@@ -85,19 +85,19 @@ def explore(
 ) -> Explored:
     """Every state within ``depth`` events of the beginning; raises :class:`Broken`.
 
-    ``live``: also whether each of them can still come to a good end. ``check`` is asked of every
-    state; left out, everything that must hold.
+    ``live``: also whether each of them can still come to a good end. ``check`` alone is asked
+    of every state; left out, everything that must hold.
     """
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes cycles
     try:
-        return _search(config, depth, live, check or check_state)
+        return _search(config, depth, live, check)
     finally:
         if collecting:
             gc.enable()
 
 
-def _search(config: Config, depth: int, live: bool, check: Check) -> Explored:
+def _search(config: Config, depth: int, live: bool, check: Check | None) -> Explored:
     found = Explored(config)
     first = config.initial()
     found.parents[first] = None
@@ -112,10 +112,11 @@ def _search(config: Config, depth: int, live: bool, check: Check) -> Explored:
                     settle(config, state, good)
                 for event in events(config, state):
                     after = after_event(config, state, event)
-                    check_change(config, state, event, after)
+                    if check is None:
+                        check_change(config, state, event, after)
                     found.fired[event[0]] += 1
                     if after not in found.parents:
-                        check(config, after)
+                        (check or check_state)(config, after)
                         found.parents[after] = (state, event)
                         following.append(after)
             except Stuck as stuck:
