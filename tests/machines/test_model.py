@@ -8,7 +8,7 @@ roles                                  faults  states    depth  seconds
 =====================================  ======  ========  =====  =======
 rollout, genrm, trainer                2       29,186    56     9
 rollout (two replicas), trainer        2       12,924    44     5
-all four (slow)                        2       64,849    68     25
+all four (slow)                        2       64,849    68     70
 rollout, genrm, trainer (slow)         3       383,681   59     210
 =====================================  ======  ========  =====  =======
 
