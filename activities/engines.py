@@ -10,6 +10,8 @@ from relax_infer.contracts.engines import (
     GroupReport,
     OffloadCheck,
     OffloadConfirmation,
+    WatchReport,
+    WatchRequest,
 )
 from relax_infer.engines import EngineGroup, check_evidence, read_evidence
 
@@ -24,6 +26,30 @@ async def onload_engines(operation: EngineOperation) -> GroupReport:
 async def offload_engines(operation: EngineOperation) -> GroupReport:
     """Close admission, drain, release; the report refers to the evidence."""
     return await EngineGroup(operation.group).offload(operation)
+
+
+@activity.defn
+async def launch_engines(operation: EngineOperation) -> GroupReport:
+    """Start servers with their gates closed and check their weights."""
+    return await EngineGroup(operation.group).launch(operation)
+
+
+@activity.defn
+async def load_engine_weights(operation: EngineOperation) -> GroupReport:
+    """Bring weights to engines that are awake and read them back."""
+    return await EngineGroup(operation.group).load_weights(operation)
+
+
+@activity.defn
+async def watch_engines(request: WatchRequest) -> WatchReport:
+    """Return when a replica is lost; cancelled when its group is operated on."""
+    return await EngineGroup(request.group).watch(request.incarnations)
+
+
+@activity.defn
+async def forget_engines(operation: EngineOperation) -> GroupReport:
+    """Take a person's word that failed replicas are gone; refused where a process shows."""
+    return await EngineGroup(operation.group).forget(operation)
 
 
 @activity.defn
@@ -68,8 +94,12 @@ async def confirm_trainer_offload(check: OffloadCheck) -> OffloadConfirmation:
 
 
 ACTIVITIES = (
+    launch_engines,
+    load_engine_weights,
     onload_engines,
     offload_engines,
+    watch_engines,
+    forget_engines,
     stop_engines,
     probe_engines,
     confirm_rollout_offload,

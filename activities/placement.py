@@ -4,6 +4,7 @@ from temporalio import activity
 
 from activities._run_files import recipe_of
 from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
+from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import Binding, RunPlan
 from relax_infer.placement import bind_pool, release_pool
@@ -14,15 +15,32 @@ async def bind_placement(plan: RunPlan) -> Binding:
     """The cluster's GPUs, bound to the plan's groups; a placement that is there is used again."""
     cluster = recipe_of(plan.run).cluster
     rows = await bind_pool(plan.run.run, cluster.gpus, cluster.bind_timeout)
-    groups = tuple(g.model_copy(update={"bundles": _slice(g, rows)}) for g in plan.groups)
+    groups = tuple(g.model_copy(update={"bundles": bundles_of(g, rows)}) for g in plan.groups)
     trainer = plan.trainer.model_copy(update={"bundles": tuple(rows[: plan.trainer.ranks])})
     bound = plan.model_copy(update={"groups": groups, "trainer": trainer})
     return Binding(placement_group=plan.trainer.placement_group, plan=bound)
 
 
-def _slice(group: EngineGroupSpec, rows: list[BundleBinding]) -> tuple[BundleBinding, ...]:
-    """In defer every role begins at the first bundle."""
-    return tuple(rows[: group.replicas * group.gpus_per_replica])
+def bundles_of(group: EngineGroupSpec, rows: list[BundleBinding]) -> tuple[BundleBinding, ...]:
+    """In defer every role begins at the first bundle.
+
+    Raises:
+        PermanentError: Ray gave a replica GPUs on other nodes than its parts are meant for.
+    """
+    bound = group.model_copy(
+        update={"bundles": tuple(rows[: group.replicas * group.gpus_per_replica])}
+    )
+    for replica in range(group.replicas):
+        shares = [bound.node_bundles(replica, n) for n in range(group.nodes_per_replica)]
+        nodes = [sorted({bundle.node_ip for bundle in share}) for share in shares]
+        apart = {share[0].node_id for share in shares}
+        if any(len({b.node_id for b in share}) > 1 for share in shares) or len(apart) < len(shares):
+            raise PermanentError(
+                f"run {group.run}: {group.engine_id(replica)} needs {group.gpus_per_node} GPUs on"
+                f" each of {group.nodes_per_replica} nodes; the pool has them on {nodes}.",
+                cure="Choose sizes that fill whole nodes of the cluster, or free its nodes.",
+            )
+    return bound.bundles
 
 
 @activity.defn

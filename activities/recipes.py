@@ -7,13 +7,19 @@ from pathlib import Path
 from temporalio import activity
 
 from activities._run_files import store_of
-from relax_infer.config import Recipe, load_recipe, recipe_sha256
-from relax_infer.config.recipe import Engine
-from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, Role
+from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
+from relax_infer.config.placed import Engine
+from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
+from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.contracts.run import ResolveRequest, RunPlan
 from relax_infer.contracts.training import TrainerSpec
-from relax_infer.placement import POOL, plan_inference_placement
+from relax_infer.placement import (
+    POOL,
+    InferencePlacementPlan,
+    model_placement,
+    plan_inference_placement,
+)
 from relax_infer.placement.device import cluster_device
 from relax_infer.tiny.models import ensure_models
 from relax_infer.training import weights_digest
@@ -29,13 +35,14 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     recipe = load_recipe(request.start.recipe, dict(request.start.overrides))
     if request.start.steps is not None:
         recipe = recipe.model_copy(update={"steps": request.start.steps})
-    plan_inference_placement(recipe)
+    placed = plan_inference_placement(recipe)
+    require_runnable(recipe)
     home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
-    return _plan(run, recipe, _models(recipe, home / "models"))
+    return _plan(run, recipe, placed, _models(recipe, home / "models"))
 
 
 def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:
@@ -53,10 +60,15 @@ def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:
     }
 
 
-def _plan(run: RunRef, recipe: Recipe, models: dict[str, Path]) -> RunPlan:
+def _plan(
+    run: RunRef, recipe: Recipe, placed: InferencePlacementPlan, models: dict[str, Path]
+) -> RunPlan:
     device = cluster_device(recipe.cluster.device)
 
     def group(role: Role, model_id: str, path: Path, engine: Engine) -> EngineGroupSpec:
+        placement = model_placement(placed, role, model_id)
+        if placement is None:
+            raise PermanentError(f"the placement plan lacks {role}/{model_id}.")
         return EngineGroupSpec(
             run=run.run,
             role=role,
@@ -65,14 +77,16 @@ def _plan(run: RunRef, recipe: Recipe, models: dict[str, Path]) -> RunPlan:
             weight_source="ACTOR" if role == "rollout" else "STATIC",
             replicas=engine.replicas,
             gpus_per_replica=engine.gpus_per_replica,
-            offload=engine.offload,
-            ray_gpu_fraction=engine.ray_gpu_fraction,
+            nodes_per_replica=placement.nodes_per_engine,
+            offload=_offload(role, engine),
+            ray_gpu_fraction=placement.ray_gpu_fraction,
             placement_group=POOL,
             bundles=(),
             device=device,
             python=engine.python,
             server_args=engine.server_args,
             launch_timeout=engine.launch_timeout,
+            health_timeout=engine.health_timeout,
             drain_timeout=engine.drain_timeout,
             store=run.store,
         )
@@ -126,6 +140,15 @@ def _plan(run: RunRef, recipe: Recipe, models: dict[str, Path]) -> RunPlan:
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
     )
+
+
+def _offload(role: Role, engine: Engine) -> OffloadKind:
+    if engine.offload == "none":
+        raise PermanentError(
+            f"{role}.engine.offload is none: engines that share GPUs must let them go.",
+            cure="Set it to memory_saver or restart.",
+        )
+    return engine.offload
 
 
 ACTIVITIES = (resolve_recipe,)

@@ -39,8 +39,8 @@ async def stop_trainer(operation: TrainerOperation) -> RoleResult:
 async def probe_trainer(operation: TrainerOperation) -> RoleResult:
     """Where the trainer stands under this token; changes nothing."""
     status = await TrainerGroup(operation.trainer).status()
-    if status.fence != operation.fence:
-        return RoleResult(state="BLOCKED")
+    if status.fence != operation.fence or status.doubt is not None:
+        return RoleResult(state="BLOCKED", why=status.doubt)
     return RoleResult(state="READY" if status.resident else "SLEEPING")
 
 

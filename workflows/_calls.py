@@ -26,6 +26,8 @@ from relax_infer.contracts.engines import (
     GroupReport,
     OffloadCheck,
     OffloadConfirmation,
+    WatchReport,
+    WatchRequest,
 )
 from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.policies import POLICIES
@@ -78,8 +80,12 @@ ENSURE_FRONT = Call("ensure_front", RunRef, FrontAddress)
 PUSH_REGISTRY = Call("push_registry", RegistryPush, FrontAddress)
 STOP_FRONT = Call("stop_front", RunRef, RunRef)
 
+LAUNCH_ENGINES = Call("launch_engines", EngineOperation, GroupReport)
+LOAD_ENGINE_WEIGHTS = Call("load_engine_weights", EngineOperation, GroupReport)
 ONLOAD_ENGINES = Call("onload_engines", EngineOperation, GroupReport)
 OFFLOAD_ENGINES = Call("offload_engines", EngineOperation, GroupReport)
+WATCH_ENGINES = Call("watch_engines", WatchRequest, WatchReport)
+FORGET_ENGINES = Call("forget_engines", EngineOperation, GroupReport)
 STOP_ENGINES = Call("stop_engines", EngineOperation, GroupReport)
 PROBE_ENGINES = Call("probe_engines", EngineGroupSpec, GroupReport)
 

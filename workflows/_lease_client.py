@@ -1,13 +1,11 @@
-"""How a step (or a sync, or a run) deals with the lease: ask, and check evidence of releases."""
+"""How a step (or a sync, or a run) deals with the lease."""
 
 from typing import Any
 
 from temporalio import workflow
 
-from relax_infer.contracts.engines import OffloadCheck
 from relax_infer.contracts.lease import LeaseAnswer, LeaseMethod, LeaseRequest
 from relax_infer.contracts.refs import WeightsRef
-from workflows._calls import CONFIRM_OFFLOAD
 from workflows._mailbox import Mailbox
 
 
@@ -75,24 +73,6 @@ class LeaseClient:
         )
 
     async def release(self, role: str, *, batch: str | None = None) -> LeaseAnswer:
-        """Have ``role`` let go, and read the evidence that it did.
-
-        The lease already waited for it; the evidence is checked again here, by another process,
-        against the token and the tags that were asked for.
-        """
+        """Have ``role`` let go. The lease has read the evidence before it answers."""
         method: LeaseMethod = "deactivate" if batch else "release"
-        released = await self.take(method, role, batch=batch)
-        if released.fence is None or released.resolved_by is not None or not released.holders:
-            return released
-        await CONFIRM_OFFLOAD[role](
-            OffloadCheck.model_validate(
-                {
-                    "role": role,
-                    "fence": released.fence,
-                    "evidence": released.evidence,
-                    "holders": released.holders,
-                }
-            ),
-            summary=f"evidence of {role}",
-        )
-        return released
+        return await self.take(method, role, batch=batch)

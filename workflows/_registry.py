@@ -28,9 +28,11 @@ def routing_of(groups: tuple[EngineGroupSpec, ...]) -> RoutingSpec:
 def _model(group: GroupSnapshot, router_url: str | None) -> ModelSnapshot:
     routed = group.role == "rollout"
     version = group.weight_version
+    # While a lost replica is mended its siblings go on answering.
+    answers = any(replica.state is ReplicaState.READY for replica in group.replicas)
     return ModelSnapshot(
         model_id=group.model,
-        state=_SHOWN.get(group.state, str(group.state)),
+        state="READY" if answers else _SHOWN.get(group.state, str(group.state)),
         route_mode="SGLANG_ROUTER" if routed else "DIRECT",
         router_url=router_url if routed else None,
         weight_source=group.weight_source,

@@ -1,86 +1,97 @@
-"""EngineLifecycle: one engine group and the state of each of its replicas."""
+"""EngineLifecycle: one engine group, the state of each replica, and the mending of those lost."""
 
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 from relax_infer.contracts.engines import (
     EngineOperation,
     GroupReport,
     GroupSnapshot,
     ReplicaReport,
+    WatchRequest,
 )
-from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.contracts.lease import LifecycleInput, RoleOperation, RoleResult
 from relax_infer.contracts.mailbox import Answer, Ask
-from relax_infer.machines import (
-    GROUP,
-    REPLICA,
-    GroupEvent,
-    GroupState,
-    ReplicaEvent,
-    ReplicaState,
-)
+from relax_infer.contracts.recovery import RecoveryInput, RecoveryNote, RecoveryResult
+from relax_infer.contracts.refs import StagedRef, WeightsRef
+from relax_infer.machines import GroupEvent, GroupState, RecoveryState, ReplicaState
 from workflows._calls import (
+    FORGET_ENGINES,
     OFFLOAD_ENGINES,
     ONLOAD_ENGINES,
     PROBE_ENGINES,
     STOP_ENGINES,
+    WATCH_ENGINES,
     Call,
 )
 from workflows._failures import PERMANENT, UNCONFIRMED, fail, kind_of, text_of
+from workflows._group_book import GroupBook
 from workflows._mailbox import Mailbox
+from workflows._recoveries import Recoveries
 from workflows._visible import show_details, show_state
 
-ATTEMPTS = 4
+ASK_AGAIN = 4
+"""Times that one operation id is asked for, after a worker or a reply was lost."""
 
 
 @workflow.defn(name="EngineLifecycle")
 class EngineLifecycle:
-    """Brings the replicas of one model up and down, and says what each of them is doing.
+    """Brings the replicas of one model up and down, watches them, and has lost ones rebuilt.
 
-    Its role asks ``onload``, ``offload``, ``probe`` and ``stop`` (payload RoleOperation); every
-    answer is a GroupAnswer: the outcome and the snapshot to publish.
+    Its role asks the methods of RoleOperation; every answer is a RoleResult, and the role hears
+    ``group_changed`` before it.
     """
 
     @workflow.init
     def __init__(self, start: LifecycleInput) -> None:
         carried: dict[str, Any] = start.carried or {}
         self._start = start
-        self._group = GroupState(carried.get("group", GROUP.initial))
-        self._replicas: dict[int, ReplicaReport] = {
-            report["replica"]: ReplicaReport.model_validate(report)
-            for report in carried.get("replicas", [])
-        }
-        self._generations: list[int] = carried.get("generations", [0] * start.group.replicas)
-        fence = carried.get("fence")
-        self._fence = FenceToken.model_validate(fence) if fence else None
+        self._id = f"{start.run.run}.{start.group.role}.{start.group.model}"
+        book = carried.get("book")
+        self._book = GroupBook.restore(start.group, book) if book else GroupBook(start.group)
         self._mail = Mailbox(carried.get("answers"))
-        self._busy = False
+        weights = carried.get("weights")
+        self._weights = WeightsRef.model_validate(weights) if weights else None
+        self._in_use = bool(carried.get("in_use", False))
+        """Whether the role has confirmed an onload and nobody asked it to let go since."""
+        self._recoveries = Recoveries(start.group, int(carried.get("recoveries", 0)))
+        self._turn = asyncio.Lock()
+        """One operation at a time; a loss that is noticed is one."""
         self._stopped = False
 
     @workflow.run
     async def run(self, start: LifecycleInput) -> GroupSnapshot:
         self._show()
-        await workflow.wait_condition(lambda: self._stopped or self._may_continue_as_new)
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        if self._stopped:
-            return self._snapshot()
-        workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
+        watch = asyncio.create_task(self._watch())
+        while not self._stopped:
+            await workflow.wait_condition(lambda: self._stopped or self._may_continue_as_new)
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            if not self._stopped and self._may_continue_as_new:
+                workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
+        watch.cancel()
+        return self._book.snapshot()
 
     @property
     def _may_continue_as_new(self) -> bool:
-        return not self._busy and workflow.info().is_continue_as_new_suggested()
+        quiet = not self._turn.locked() and not self._recoveries
+        return quiet and workflow.info().is_continue_as_new_suggested()
 
     def _carry(self) -> dict[str, Any]:
         return {
-            "group": self._group,
-            "replicas": [r.model_dump(mode="json") for r in self._replicas.values()],
-            "generations": self._generations,
-            "fence": self._fence.model_dump(mode="json") if self._fence else None,
+            "book": self._book.carry(),
             "answers": self._mail.carry(),
+            "weights": self._weights.model_dump(mode="json") if self._weights else None,
+            "in_use": self._in_use,
+            "recoveries": self._recoveries.made,
         }
+
+    # --- ways in
 
     @workflow.signal
     async def ask(self, ask: Ask) -> None:
@@ -90,6 +101,13 @@ class EngineLifecycle:
     def answer(self, answer: Answer) -> None:
         self._mail.deliver(answer)
 
+    @workflow.signal
+    async def recovery_changed(self, note: RecoveryNote) -> None:
+        """A recovery entered a state; the replica's own state follows."""
+        if self._recoveries.note(note):
+            self._book.follow(note.replica, note.state)
+            await self._tell_role()
+
     @workflow.query
     def snapshot(self) -> GroupSnapshot:
         return self._snapshot()
@@ -98,11 +116,9 @@ class EngineLifecycle:
         operation = RoleOperation.model_validate(ask.payload)
         if operation.method == "probe":
             return await self._probe(operation)
-        if operation.method == "resolve":
-            return await self._resolve()
-        await workflow.wait_condition(lambda: not self._busy)
-        self._busy = True
-        try:
+        if operation.method == "stop":
+            await workflow.wait_condition(lambda: not self._recoveries)
+        async with self._at_work():
             match operation.method:
                 case "onload":
                     return await self._onload(operation, ask.operation_id)
@@ -110,104 +126,310 @@ class EngineLifecycle:
                     return await self._offload(operation, ask.operation_id)
                 case "stop":
                     return await self._stop(operation, ask.operation_id)
-        finally:
-            self._busy = False
-            await self._tell_role()
+                case "ready":
+                    return await self._ready()
+                case "recover":
+                    return await self._recover_given_up()
+                case "resolve":
+                    return await self._resolve(operation)
+
+    @asynccontextmanager
+    async def _at_work(self) -> AsyncGenerator[None, None]:
+        """The group's turn; the role hears what the group has become before any answer."""
+        async with self._turn:
+            try:
+                yield
+            finally:
+                await self._tell_role()
 
     # --- operations
 
     async def _onload(self, operation: RoleOperation, operation_id: str) -> RoleResult:
-        """Launch what was never launched, wake what sleeps; READY when every replica answers."""
-        self._admit(operation)
-        if self._group is GroupState.STOPPED:
-            self._move(GroupEvent.LAUNCH_STARTED)
-            for replica in range(self._start.group.replicas):
-                self._set(self._fresh(replica))
-        else:
-            self._move(GroupEvent.ONLOAD_STARTED)
-            self._each(ReplicaEvent.ONLOAD_STARTED)
-        launching = self._group is GroupState.STARTING
-        self._show()
-        report = await self._call(ONLOAD_ENGINES, operation, operation_id, "onload")
-        for fresh in report.replicas:
-            self._settle_onload(fresh, launching)
-        if launching:
-            self._move(GroupEvent.LAUNCHED)
-        self._need_all(ReplicaState.READY, "onload", report)
-        self._move(GroupEvent.OPENED)
-        return self._result(report)
+        """Launch what is not there, wake what sleeps; a replica that fails is rebuilt at once.
 
-    def _settle_onload(self, fresh: ReplicaReport, launching: bool) -> None:
-        before = self._replicas[fresh.replica]
-        up = fresh.state is ReplicaState.READY
-        state = before.state
-        if launching and (up or fresh.error is None):
-            state = REPLICA.advance(state, ReplicaEvent.LAUNCHED)
-        if up:
-            state = REPLICA.advance(state, ReplicaEvent.OPENED)
-        elif state is ReplicaState.STARTING:
-            state = REPLICA.advance(state, ReplicaEvent.LAUNCH_FAILED)
-        else:
-            state = REPLICA.advance(state, ReplicaEvent.ONLOAD_FAILED)
-        if up and (before.incarnation, before.base_url) != (fresh.incarnation, fresh.base_url):
-            self._generations[fresh.replica] += 1
-        self._set(fresh.model_copy(update={"state": state}))
+        READY when no replica is in doubt and at least one answers. Otherwise those that came up
+        are put to sleep again, so that the failure holds as little as can be.
+        """
+        self._admit(operation)
+        book = self._book
+        self._weights = operation.weights or self._weights
+        launching = book.begin_onload()
+        self._show()
+        book.settle_onload(
+            await self._call(ONLOAD_ENGINES, operation_id, "onload", book.usable, self._weights)
+        )
+        if launching:
+            book.move(GroupEvent.LAUNCHED)
+        if book.failed:
+            book.move(GroupEvent.OPERATION_UNCONFIRMED)
+            await self._heal(book.failed, "it failed to load", rebuild=True)
+            if book.failed or not book.ready:
+                told = self._told("onload")
+                await self._put_to_sleep()
+                raise fail(UNCONFIRMED if book.failed else PERMANENT, told)
+            book.move(GroupEvent.LOST_REPLICA_PROVED_GONE)
+        book.move(GroupEvent.OPENED)
+        self._in_use = True
+        return self._result()
 
     async def _offload(self, operation: RoleOperation, operation_id: str) -> RoleResult:
-        """Drain and release; SLEEPING when every replica gave evidence."""
+        """Drain and release; a replica that cannot is stopped, and its release proved."""
         self._admit(operation)
-        self._move(GroupEvent.DRAIN_STARTED)
-        self._each(ReplicaEvent.DRAIN_STARTED)
+        self._in_use = False
+        book = self._book
+        book.move(GroupEvent.DRAIN_STARTED)
+        book.begin_drain(book.holding)
+        book.fence.end()
         self._show()
-        report = await self._call(OFFLOAD_ENGINES, operation, operation_id, "offload")
-        for fresh in report.replicas:
-            asleep = fresh.state is ReplicaState.SLEEPING
-            event = ReplicaEvent.RELEASE_CONFIRMED if asleep else ReplicaEvent.DRAIN_FAILED
-            self._advance(fresh, event)
-        self._need_all(ReplicaState.SLEEPING, "offload", report)
-        self._move(GroupEvent.RELEASE_CONFIRMED)
-        return self._result(report)
+        asked = book.usable
+        report = await self._call(OFFLOAD_ENGINES, operation_id, "offload", asked)
+        book.settle_drain(report)
+        evidence = (report.evidence,) if report.evidence else ()
+        if not book.failed:
+            book.move(GroupEvent.RELEASE_CONFIRMED)
+        else:
+            book.move(GroupEvent.OPERATION_UNCONFIRMED)
+            evidence += await self._heal(book.failed, "it did not let go", rebuild=False)
+            if book.failed:
+                raise fail(UNCONFIRMED, self._told("offload"))
+            book.move(GroupEvent.SLEEP_PROVED)
+        return self._result(evidence, asked)
 
     async def _stop(self, operation: RoleOperation, operation_id: str) -> RoleResult:
         """End every process, with proof; what was never launched is stopped as it is."""
-        if self._group is not GroupState.STOPPED:
-            self._move(GroupEvent.STOP_STARTED)
-            self._each(ReplicaEvent.STOP_STARTED)
+        book = self._book
+        self._in_use = False
+        evidence: tuple[StagedRef, ...] = ()
+        if book.state is not GroupState.STOPPED:
+            if operation.fence is not None:
+                self._admit(operation)
+            book.begin_stop()
             self._show()
-            report = await self._call(STOP_ENGINES, operation, operation_id, "stop")
-            for fresh in report.replicas:
-                gone = fresh.state is ReplicaState.DEAD
-                event = ReplicaEvent.RELEASE_PROVED if gone else ReplicaEvent.STOP_UNCONFIRMED
-                self._advance(fresh, event)
-            self._need_all(ReplicaState.DEAD, "stop", report)
-            self._move(GroupEvent.RELEASE_PROVED)
-            result = self._result(report)
-        else:
-            result = RoleResult(state=self._group)
+            report = await self._call(STOP_ENGINES, operation_id, "stop", book.usable)
+            book.settle_stop(report)
+            evidence = (report.evidence,) if report.evidence else ()
+            if book.failed:
+                book.move(GroupEvent.OPERATION_UNCONFIRMED)
+                evidence += await self._heal(book.failed, "it did not stop", rebuild=False)
+                if book.failed:
+                    raise fail(UNCONFIRMED, self._told("stop"))
+            book.move(GroupEvent.RELEASE_PROVED)
         self._stopped = True
-        return result
+        return self._result(evidence)
+
+    async def _ready(self) -> RoleResult:
+        """After a caller saw a failure: look at once, mend, and say how the group is now."""
+        if self._book.state is GroupState.READY:
+            report = await PROBE_ENGINES(self._start.group, summary="look")
+            up, ready = self._book.ready, ReplicaState.READY
+            await self._mend([r for r in report.replicas if r.replica in up and r.state != ready])
+        return self._result()
+
+    async def _recover_given_up(self) -> RoleResult:
+        """A person says that replicas that were given up are worth another try."""
+        book = self._book
+        again = tuple(book.given_up)
+        book.given_up.clear()
+        if again and book.state is GroupState.READY:
+            book.move(GroupEvent.REPLICA_LOST)
+            await self._settle()
+        return self._result()
 
     async def _probe(self, operation: RoleOperation) -> RoleResult:
-        """What every replica's own answer proves under the asked token; changes a BLOCKED group."""
+        """What every replica's own answer proves under the asked token; changes only a BLOCKED
+        group. A replica that failed is stopped with proof, which a later probe shows."""
+        await self._recoveries.look_again()
         report = await PROBE_ENGINES(self._start.group, summary="probe")
-        proved = _proved(report, operation.fence)
-        if self._group is GroupState.BLOCKED and not self._busy and proved is not None:
-            self._move(proved)
-            for fresh in report.replicas:
-                self._set(fresh)
-            await self._tell_role()
-        elif self._group is GroupState.BLOCKED:
-            proved = None
-        state = "BLOCKED" if proved is None else GROUP.advance(GroupState.BLOCKED, proved)
-        return self._result(report).model_copy(update={"state": state})
+        seen = [r for r in report.replicas if r.replica not in self._book.given_up]
+        proved = _proved(seen, operation.fence)
+        if self._turn.locked():
+            return self._doubted()  # an operation is on its way: what is seen may be before it
+        if self._book.state is not GroupState.BLOCKED:
+            return self._settled(operation, seen, proved)
+        async with self._at_work():
+            if proved is not None and not self._recoveries:
+                self._book.prove(proved, seen)
+                self._in_use = proved is GroupEvent.READY_PROVED
+            else:
+                for each in seen:
+                    if each.state is ReplicaState.FAILED:
+                        self._book.lose(each)
+                await self._heal(self._book.failed, "a probe found it failed", rebuild=False)
+                await self._settle()
+        return self._result()
 
-    async def _resolve(self) -> RoleResult:
-        """A person said that what blocked the group is gone: the next grant launches it anew."""
-        if self._group is GroupState.BLOCKED:
-            self._move(GroupEvent.RESOLVED_BY_OPERATOR)
-            self._replicas.clear()
-            await self._tell_role()
-        return RoleResult(state=self._group)
+    def _settled(
+        self, operation: RoleOperation, seen: Sequence[ReplicaReport], proved: GroupEvent | None
+    ) -> RoleResult:
+        """A group at rest says what it is, unless its replicas contradict it. One that holds
+        nothing refuses from here on what was to be loaded under the asked token."""
+        if self._book.state is GroupState.READY:
+            ready = proved is GroupEvent.READY_PROVED
+            return self._result() if ready else self._doubted()
+        if any(r.state not in (ReplicaState.SLEEPING, ReplicaState.DEAD) for r in seen):
+            return self._doubted()
+        if operation.fence is not None:
+            self._admit(operation)
+            self._book.fence.end()
+        return self._result()
+
+    def _doubted(self) -> RoleResult:
+        return self._result().model_copy(update={"state": GroupState.BLOCKED})
+
+    async def _resolve(self, operation: RoleOperation) -> RoleResult:
+        """A person's word for replicas of which no proof could be had, and for nothing else."""
+        if operation.word is None:
+            raise fail(PERMANENT, "resolve needs a person's word")
+        for replica in self._book.failed:
+            await self._take_word(replica, operation.word)
+        await self._settle()
+        return self._result()
+
+    async def _take_word(self, replica: int, word: str) -> None:
+        """Refused where the replica's host still shows a process of it."""
+        given_up = None
+        try:
+            report = await self._call(
+                FORGET_ENGINES, f"{workflow.uuid4()}", "forget", (replica,), word=word, blocks=False
+            )
+            told = report.replicas[0]
+            if told.state is not ReplicaState.DEAD:
+                if not (told.error or "").startswith(UNCONFIRMED):
+                    raise fail(PERMANENT, f"{told.engine_id}: {told.error}")
+                given_up = f"its host cannot be reached ({word})"
+        except ActivityError as error:
+            given_up = f"its host cannot be reached ({word}): {text_of(error)}"
+        if replica in self._recoveries:
+            self._book.recovered(await self._recoveries.resolve(replica, word))
+        else:
+            gone = RecoveryResult(
+                replica=replica, state=RecoveryState.ABANDONED, resolved_by=word, why=given_up
+            )
+            self._book.recovered(gone)
+        if given_up is not None:
+            self._book.given_up[replica] = given_up
+
+    # --- losses
+
+    async def _watch(self) -> None:
+        """While the group answers, know at once when a replica no longer does."""
+        while True:
+            await workflow.wait_condition(lambda: self._watchable)
+            seen = self._book.incarnations()
+            request = WatchRequest(group=self._start.group, incarnations=seen)
+            watch = asyncio.create_task(WATCH_ENGINES(request, summary="watch"))
+            watch.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            await workflow.wait_condition(
+                lambda watch=watch, seen=seen: (
+                    watch.done() or not self._watchable or self._book.incarnations() != seen
+                )
+            )
+            if not watch.done():
+                watch.cancel()
+                continue
+            try:
+                lost = watch.result().lost
+            except ActivityError as error:
+                workflow.logger.warning("the watch of %s ended: %s", self._id, text_of(error))
+                continue
+            if self._watchable:
+                async with self._at_work():
+                    await self._mend(lost)
+
+    @property
+    def _watchable(self) -> bool:
+        return not self._turn.locked() and self._book.state is GroupState.READY
+
+    async def _mend(self, lost: Sequence[ReplicaReport]) -> None:
+        """Unroute lost replicas and have them rebuilt; their siblings go on answering."""
+        if not lost:
+            return
+        self._book.move(GroupEvent.REPLICA_LOST)
+        for report in lost:
+            self._book.lose(report)
+        await self._tell_role()
+        cause = lost[0].error or "it does not answer"
+        await self._heal(self._book.failed, cause.splitlines()[0], rebuild=True)
+        await self._settle()
+
+    async def _heal(
+        self, replicas: Iterable[int], cause: str, *, rebuild: bool
+    ) -> tuple[StagedRef, ...]:
+        """Recover replicas side by side; returns, with their evidence, when each is READY, gone
+        or BLOCKED."""
+        evidence = await asyncio.gather(
+            *(self._recover(k, cause, rebuild=rebuild) for k in replicas)
+        )
+        return tuple(ref for refs in evidence for ref in refs)
+
+    async def _recover(self, replica: int, cause: str, *, rebuild: bool) -> tuple[StagedRef, ...]:
+        """One recovery. One that is BLOCKED goes on by itself and is heard of later."""
+        if replica in self._recoveries:
+            return ()
+        fence = self._book.fence.seen
+        assert fence is not None
+        error = self._book.replicas[replica].error
+        await self._recoveries.begin(
+            RecoveryInput(
+                run=self._start.run,
+                group=self._start.group,
+                replica=replica,
+                fence=fence,
+                weights=self._weights,
+                rebuild=rebuild,
+                cause=f"{cause}: {error}" if error and not error.startswith(cause) else cause,
+            )
+        )
+        result = await self._recoveries.end_or_block(replica, self._hear_late)
+        if result is None:
+            return ()
+        self._book.recovered(result)
+        return result.evidence
+
+    async def _hear_late(self, replica: int) -> None:
+        """A recovery that was BLOCKED ended by proof, or by the word that ``resolve`` took."""
+        async with self._at_work():
+            if replica not in self._recoveries:
+                return
+            try:
+                self._book.recovered(await self._recoveries.take(replica))
+            except ApplicationError as error:
+                workflow.logger.error("%s; a probe will look at its replica", text_of(error))
+            else:
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """When no replica of a BLOCKED group is in doubt: in use, it answers again, with those
+        that are gone rebuilt; otherwise the rest of it is put to sleep."""
+        book = self._book
+        if book.failed or book.state is not GroupState.BLOCKED:
+            return
+        if not self._in_use:
+            await self._put_to_sleep()
+            return
+        await self._heal(book.dead, "its GPUs are free again", rebuild=True)
+        if book.failed:
+            return
+        if book.ready:
+            book.move(GroupEvent.LOST_REPLICA_PROVED_GONE)
+            book.move(GroupEvent.OPENED)
+        else:
+            book.move(GroupEvent.SLEEP_PROVED)
+            self._in_use = False
+
+    async def _put_to_sleep(self) -> None:
+        """What is still awake in a BLOCKED group lets go; SLEEPING if nothing is in doubt then."""
+        book = self._book
+        self._in_use = False
+        awake = book.begin_drain(book.holding)
+        if awake:
+            report = await self._call(
+                OFFLOAD_ENGINES, f"{workflow.uuid4()}", "put to sleep", awake, blocks=False
+            )
+            book.settle_drain(report)
+            await self._heal(book.failed, "it did not let go", rebuild=False)
+        if not book.failed:
+            book.move(GroupEvent.SLEEP_PROVED)
 
     # --- pieces
 
@@ -219,106 +441,92 @@ class EngineLifecycle:
 
     def _admit(self, operation: RoleOperation) -> None:
         """The workflow's own fence: an operation of an earlier grant is refused here already."""
-        offered, seen = operation.fence, self._fence
-        if offered is None:
+        if operation.fence is None:
             raise fail(PERMANENT, f"{operation.method} needs the fence token of a grant")
-        if seen is not None and offered.counter < seen.counter:
-            raise fail(PERMANENT, f"fence token {offered} is stale: {seen} has been seen")
-        self._fence = offered
+        try:
+            loads = operation.method == "onload"
+            self._book.fence.admit(operation.fence, loads=loads)
+        except StaleFence as stale:
+            raise fail(PERMANENT, str(stale)) from stale
 
     async def _call(
         self,
         call: Call[EngineOperation, GroupReport],
-        operation: RoleOperation,
         operation_id: str,
         doing: str,
+        replicas: tuple[int, ...],
+        weights: WeightsRef | None = None,
+        *,
+        word: str | None = None,
+        blocks: bool = True,
     ) -> GroupReport:
         """Run a lifecycle activity. After a lost worker the same operation id is asked again: the
         engines' own actors join it or return its recorded result. Anything else unclear blocks."""
         request = EngineOperation(
             group=self._start.group,
             operation_id=operation_id,
-            fence=operation.fence or self._fence or FenceToken(counter=0, grant_id="none"),
-            weights=operation.weights,
+            fence=self._book.fence.seen or FenceToken(counter=0, grant_id="none"),
+            weights=weights,
+            replicas=replicas,
+            word=word,
+            ends_grant=not self._in_use,
         )
         summary = f"{self._start.group.role} {doing}"
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, ASK_AGAIN + 1):
             try:
                 return await call(request, summary=summary)
             except ActivityError as error:
-                if kind_of(error) == PERMANENT or attempt == ATTEMPTS:
-                    self._move(GroupEvent.OPERATION_UNCONFIRMED)
+                if kind_of(error) == PERMANENT or attempt == ASK_AGAIN:
+                    if not blocks:
+                        raise
+                    self._book.move(GroupEvent.OPERATION_UNCONFIRMED)
                     raise fail(kind_of(error), f"{summary}: {text_of(error)}") from error
         raise AssertionError("unreachable")
 
-    def _need_all(self, state: ReplicaState, doing: str, report: GroupReport) -> None:
-        """Block the group unless every replica is in ``state``."""
-        if all(r.state is state for r in self._replicas.values()):
-            return
-        self._move(GroupEvent.OPERATION_UNCONFIRMED)
-        errors = "; ".join(report.errors()) or "no reason was given"
-        raise fail(UNCONFIRMED, f"{self._start.group.role} {doing}: {errors}")
-
-    def _fresh(self, replica: int) -> ReplicaReport:
-        return ReplicaReport(
-            replica=replica,
-            engine_id=self._start.group.engine_id(replica),
-            state=REPLICA.initial,
+    def _told(self, doing: str) -> str:
+        return (
+            f"{self._start.group.role} {doing}: {self._recoveries.blocked() or self._book.errors()}"
         )
 
-    def _each(self, event: ReplicaEvent) -> None:
-        for report in list(self._replicas.values()):
-            self._advance(report, event)
-
-    def _advance(self, fresh: ReplicaReport, event: ReplicaEvent) -> None:
-        state = REPLICA.advance(self._replicas[fresh.replica].state, event)
-        self._set(fresh.model_copy(update={"state": state}))
-
-    def _set(self, report: ReplicaReport) -> None:
-        self._replicas[report.replica] = report
-
-    def _move(self, event: GroupEvent) -> None:
-        self._group = GROUP.advance(self._group, event)
-
-    def _result(self, report: GroupReport) -> RoleResult:
-        versions = {r.weight_version for r in report.replicas}
-        digests = {r.weights_digest for r in report.replicas}
+    def _result(
+        self, evidence: tuple[StagedRef, ...] = (), holders: tuple[int, ...] | None = None
+    ) -> RoleResult:
+        reports = [self._book.replicas[k] for k in self._book.ready]
+        versions = {r.weight_version for r in reports}
+        digests = {r.weights_digest for r in reports}
+        asked = self._book.usable if holders is None else holders
         return RoleResult(
-            evidence=(report.evidence,) if report.evidence else (),
-            holders=tuple(r.engine_id for r in report.replicas),
+            evidence=evidence,
+            holders=tuple(self._start.group.engine_id(k) for k in asked),
             weight_version=versions.pop() if len(versions) == 1 else None,
             weights_digest=digests.pop() if len(digests) == 1 else None,
-            state=self._group,
+            state=self._book.state,
+            why=self._recoveries.blocked(),
         )
 
     def _snapshot(self) -> GroupSnapshot:
-        versions = {r.weight_version for r in self._replicas.values()}
-        return GroupSnapshot(
-            role=self._start.group.role,
-            model=self._start.group.model,
-            state=self._group,
-            weight_source=self._start.group.weight_source,
-            weight_version=versions.pop() if len(versions) == 1 else None,
-            replicas=tuple(self._replicas[k] for k in sorted(self._replicas)),
-            generations=tuple(self._generations),
-        )
+        return self._book.snapshot().model_copy(update={"stuck": self._recoveries.blocked()})
 
     def _show(self) -> None:
-        show_state(self._group)
-        rows = [(r.engine_id, f"{r.state} {r.error or ''}") for r in self._replicas.values()]
-        doing = f"{self._start.group.role} {self._start.group.model} is **{self._group}**."
-        if self._fence is not None:
-            rows.append(("fence", str(self._fence)))
+        book = self._book
+        show_state(book.state)
+        rows = [(r.engine_id, f"{r.state} {r.error or ''}") for r in book.replicas.values()]
+        rows += self._recoveries.rows()
+        rows += [(f"replica {k}", f"given up: {why}") for k, why in book.given_up.items()]
+        doing = f"{book.spec.role} {book.spec.model} is **{book.state}**."
+        if book.fence.seen is not None:
+            rows.append(("fence", str(book.fence.seen)))
         show_details(doing, rows)
 
 
-def _proved(report: GroupReport, fence: FenceToken | None) -> GroupEvent | None:
+def _proved(seen: Sequence[ReplicaReport], fence: FenceToken | None) -> GroupEvent | None:
     """What the replicas' own answers prove under ``fence``; None: nothing."""
-    states = {r.state for r in report.replicas}
+    states = {r.state for r in seen}
+    # One that has not seen the token may be about to: what was asked under it can still come.
+    if any(r.fence != fence for r in seen):
+        return None
     if states == {ReplicaState.DEAD}:
         return GroupEvent.RELEASE_PROVED
-    if any(r.fence != fence for r in report.replicas):
-        return None
-    if states == {ReplicaState.SLEEPING}:
+    if states <= {ReplicaState.SLEEPING, ReplicaState.DEAD}:
         return GroupEvent.SLEEP_PROVED
     return GroupEvent.READY_PROVED if states == {ReplicaState.READY} else None

@@ -1,15 +1,17 @@
 """GpuLease: who may use a pool of GPUs. One per pool of a run; it outlives every step."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_args
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError
 
-from relax_infer.contracts.engines import LeaseRole
+from relax_infer.contracts.engines import LeaseRole, OffloadCheck
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.lease import (
+    HolderLost,
     LeaseAnswer,
     LeaseCommand,
     LeaseInput,
@@ -21,7 +23,8 @@ from relax_infer.contracts.lease import (
 )
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.refs import WeightsRef
-from relax_infer.machines import LeaseEvent, LeaseState
+from relax_infer.machines import IllegalTransition, LeaseEvent, LeaseState
+from workflows._calls import CONFIRM_OFFLOAD
 from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED, fail, kind_of, text_of
 from workflows._lease_book import LeaseBook, LeaseRefused
 from workflows._mailbox import Mailbox
@@ -82,6 +85,9 @@ class GpuLease:
         self._asked = int(carried.get("asked", 0))
         self._closing = False
         self._reconciling: set[str] = set()
+        self._hints: set[str] = set()
+        self._doubted: set[str] = set(carried.get("doubted", []))
+        """Roles whose evidence of release contradicted them."""
         self._trainer = TrainerRole(start.trainer) if start.trainer else None
         for method in METHODS:
             self._offer_update(method)
@@ -101,6 +107,7 @@ class GpuLease:
                         "answers": self._mail.carry(),
                         "operations": {k: _carry_operation(v) for k, v in self._operations.items()},
                         "asked": self._asked,
+                        "doubted": sorted(self._doubted),
                     }
                 }
             )
@@ -122,6 +129,18 @@ class GpuLease:
     def answer(self, answer: Answer) -> None:
         self._mail.deliver(answer)
 
+    @workflow.signal
+    async def holder_lost(self, lost: HolderLost) -> None:
+        """A role that holds the pool waits for proof or a person; what holds it is in doubt."""
+        if self._book.roles[lost.role].state is LeaseState.ACTIVE:
+            self._book.record(lost.role, LeaseEvent.OPERATION_FAILED, workflow.time(), lost.why)
+            await self._wait_until_known(lost.role)
+
+    @workflow.signal
+    def holder_known(self, role: str) -> None:
+        """A role knows again where its engines stand: worth a probe."""
+        self._hints.add(role)
+
     @workflow.query
     def state(self) -> LeaseStatus:
         return self._book.status()
@@ -141,7 +160,14 @@ class GpuLease:
     async def _answer(self, ask: Ask) -> LeaseAnswer:
         if ask.method == "close":
             return self._close()
-        return await self._perform(LeaseRequest.model_validate({**ask.payload}))
+        if self._closing:
+            raise LeaseRefused("the lease is closed: the run has ended")
+        request = LeaseRequest.model_validate({**ask.payload})
+        if request.method in ("deactivate", "release", "acknowledge_rollout_offloaded"):
+            # A workflow waits where a person is refused: it cannot do anything else.
+            role = request.role or "rollout"
+            await workflow.wait_condition(lambda: role not in self._book.blocked)
+        return await self._perform(request)
 
     def _close(self) -> LeaseAnswer:
         if not self._book.asleep:
@@ -181,7 +207,7 @@ class GpuLease:
         try:
             self._book.check(request)
             operation.answer = await self._carry_out(request)
-        except LeaseRefused as error:
+        except (LeaseRefused, IllegalTransition) as error:
             operation.error = (PERMANENT, str(error))
         except ApplicationError as error:
             operation.error = (kind_of(error), text_of(error))
@@ -204,7 +230,8 @@ class GpuLease:
                 return await self._release(_role(request))
             case "acknowledge_rollout_offloaded":
                 released = await self._release("rollout")
-                book.note_rollout_released()
+                if book.batch is not None and book.batch.batch == batch:
+                    book.note_rollout_released()
                 return released
             case "begin_student_scoring":
                 book.note_student_scoring()
@@ -242,7 +269,7 @@ class GpuLease:
                 if not active and (failures >= GRANT_ATTEMPTS or kind_of(error) == PERMANENT):
                     raise
                 if not active:
-                    self._book.check(request)
+                    self._check_still(request)
                 continue
             self._book.record(role, LeaseEvent.ONLOAD_CONFIRMED, workflow.time())
             return LeaseAnswer(
@@ -251,6 +278,14 @@ class GpuLease:
                 weights_digest=result.weights_digest,
                 holders=result.holders,
             )
+
+    def _check_still(self, request: LeaseRequest) -> None:
+        """Legal as at first; a batch that was abandoned meanwhile does not begin by itself."""
+        if request.method == "begin_batch":
+            batch = self._book.batch
+            if batch is None or batch.batch != request.batch:
+                raise LeaseRefused(f"batch {request.batch} was abandoned")
+        self._book.check(request)
 
     def _found_active(self, role: str) -> LeaseAnswer:
         """Up already, or proved to be up by a probe after an answer was lost."""
@@ -266,6 +301,9 @@ class GpuLease:
         """Take the pool back; answers only when the release is confirmed, proved or resolved."""
         while self._book.roles[role].state is not LeaseState.SLEEPING:
             lease = self._book.roles[role]
+            if lease.state is LeaseState.BLOCKED:
+                await workflow.wait_condition(lambda: role not in self._book.blocked)
+                continue
             if lease.state is not LeaseState.ACTIVE:
                 raise LeaseRefused(
                     f"Cannot offload {role} in {lease.state}; lease remains reserved"
@@ -278,18 +316,44 @@ class GpuLease:
             except ApplicationError as error:
                 await self._block_until_known(role, error)
                 continue
+            if (wrong := await self._judge(role, lease.fence, result)) is not None:
+                # Its engines say that they let go and the evidence says that they did not: only a
+                # person can tell.
+                self._doubted.add(role)
+                await self._block_until_known(role, wrong)
+                continue
             self._book.record(role, LeaseEvent.RELEASE_CONFIRMED, workflow.time())
             return LeaseAnswer(fence=lease.fence, evidence=result.evidence, holders=result.holders)
         return LeaseAnswer(
             fence=self._book.roles[role].fence, resolved_by=self._resolved_by.get(role)
         )
 
+    async def _judge(
+        self, role: str, fence: FenceToken, result: RoleResult
+    ) -> ApplicationError | None:
+        """Read the evidence of a release before anybody else is granted; None: it proves it."""
+        if not result.holders:
+            return None
+        check = OffloadCheck.model_validate(
+            {"role": role, "fence": fence, "evidence": result.evidence, "holders": result.holders}
+        )
+        try:
+            await CONFIRM_OFFLOAD[role](check, summary=f"evidence of {role}")
+        except ActivityError as error:
+            return fail(PERMANENT, text_of(error))
+        return None
+
     async def _have(
-        self, role: str, method: str, fence: FenceToken | None, weights: WeightsRef | None
+        self,
+        role: str,
+        method: str,
+        fence: FenceToken | None,
+        weights: WeightsRef | None,
+        word: str | None = None,
     ) -> RoleResult:
         """Have a role carry out ``method`` under ``fence``."""
         operation = RoleOperation.model_validate(
-            {"method": method, "fence": fence, "weights": weights}
+            {"method": method, "fence": fence, "weights": weights, "word": word}
         )
         self._asked += 1
         operation_id = f"{self._start.run.run}.lease-{self._start.pool}.{self._asked}.{method}"
@@ -308,29 +372,40 @@ class GpuLease:
     # --- BLOCKED
 
     async def _block_until_known(self, role: str, error: ApplicationError) -> None:
-        """Reserve the pool until a probe or a person says where the role stands."""
         event = (
             LeaseEvent.TIMED_OUT if kind_of(error) == UNCONFIRMED else LeaseEvent.OPERATION_FAILED
         )
         self._book.record(role, event, workflow.time(), reason=text_of(error))
+        await self._wait_until_known(role)
+
+    async def _wait_until_known(self, role: str) -> None:
+        """Reserve the pool until a probe or a person says where the role stands."""
         self._show()
         deadline = workflow.time() + self._start.reconcile_timeout
-        pause = 0.5
-        while role in self._book.blocked and workflow.time() < deadline:
+        pause, told = 0.5, False
+        while role in self._book.blocked:
+            self._hints.discard(role)
             await self._reconcile_once(role)
-            if role in self._book.blocked:
-                await workflow.sleep(pause)
-                pause = min(2 * pause, 10.0)
-        if role in self._book.blocked:
-            await self._tell_run("lease_blocked")
-            await workflow.wait_condition(lambda: role not in self._book.blocked)
+            if role not in self._book.blocked:
+                break
+            if not told and workflow.time() >= deadline:
+                await self._tell_run("lease_blocked")
+                told = True
+            # A person may take days: probes of our own end then, and the role says when to look.
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: role in self._hints or role not in self._book.blocked,
+                    timeout=None if told else timedelta(seconds=pause),
+                )
+            pause = min(2 * pause, 10.0)
+        if told:
             await self._tell_run("lease_unblocked")
         self._show()
 
     async def _reconcile_once(self, role: str) -> None:
         """One read-only probe under the role's token; only what it proves changes the book."""
         lease = self._book.roles[role]
-        if lease.fence is None or role in self._reconciling:
+        if lease.fence is None or role in self._reconciling or role in self._doubted:
             return
         self._reconciling.add(role)
         try:
@@ -340,8 +415,9 @@ class GpuLease:
             return
         finally:
             self._reconciling.discard(role)
-        if self._book.roles[role].state is not LeaseState.BLOCKED:
-            return
+        now = self._book.roles[role]
+        if now.state is not LeaseState.BLOCKED or now.fence != lease.fence:
+            return  # an answer about an earlier grant
         if result.state in ("SLEEPING", "STOPPED"):
             self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
         elif result.state == "READY":
@@ -349,15 +425,28 @@ class GpuLease:
             self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
 
     async def _resolve(self, request: LeaseRequest) -> None:
-        who = f"{request.who}: {request.why}"
         for role in self._book.blocked:
             if request.role in (None, role):
-                if role != "trainer":
-                    await self._have(role, "resolve", self._book.roles[role].fence, None)
-                self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
-                self._resolved_by[role] = who
+                await self._resolve_role(role, f"{request.who}: {request.why}")
         if request.abandon and not self._book.blocked:
             self._book.abandon_batch()
+
+    async def _resolve_role(self, role: str, word: str) -> None:
+        """The word stands for what cannot be proved; what can answer lets go, or goes on."""
+        state, fence = "SLEEPING", self._book.roles[role].fence
+        if role != "trainer":
+            state = (await self._have(role, "resolve", fence, None, word=word)).state
+        now = self._book.roles[role]
+        if now.state is not LeaseState.BLOCKED or now.fence != fence:
+            return  # a probe proved it meanwhile
+        self._doubted.discard(role)
+        if state in ("SLEEPING", "STOPPED"):
+            self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
+            self._resolved_by[role] = word
+        elif state == "READY":
+            await self._reconcile_once(role)
+        else:
+            raise fail(UNCONFIRMED, f"{role} is {state} also after the word of {word}")
 
     async def _tell_run(self, signal: str) -> None:
         reasons = "; ".join(f"{r}: {self._book.roles[r].reason}" for r in self._book.blocked)

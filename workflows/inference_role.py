@@ -7,7 +7,13 @@ from temporalio import workflow
 
 from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
-from relax_infer.contracts.lease import LifecycleInput, RoleInput, RoleOperation, RoleResult
+from relax_infer.contracts.lease import (
+    HolderLost,
+    LifecycleInput,
+    RoleInput,
+    RoleOperation,
+    RoleResult,
+)
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.run import FrontAddress
 from relax_infer.discovery import InferenceRegistry
@@ -17,6 +23,8 @@ from workflows._failures import PERMANENT, fail
 from workflows._mailbox import Mailbox
 from workflows._registry import models_of, routing_of
 from workflows._visible import attributes, show_details, show_state
+
+_SETTLED = (GroupState.READY, GroupState.SLEEPING, GroupState.STOPPED)
 
 
 @workflow.defn(name="InferenceRole")
@@ -45,7 +53,9 @@ class InferenceRole:
         self._front: FrontAddress | None = None
         self._registry = InferenceRegistry(start.role, registry_epoch=str(workflow.uuid4()))
         self._doing = ""
-        self._busy = False
+        self._turn = asyncio.Lock()
+        self._changed = False
+        """Whether a group changed by itself since the last publication."""
         self._stopped = False
 
     @workflow.run
@@ -55,14 +65,25 @@ class InferenceRole:
                 await self._start_group(group)
         self._registry.publish(self._models(), routing=routing_of(self._start.groups))
         self._show()
-        await workflow.wait_condition(lambda: self._stopped or self._may_continue_as_new)
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        if not self._stopped:
-            workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
+        publishing = asyncio.create_task(self._publish_changes())
+        while not self._stopped:
+            await workflow.wait_condition(lambda: self._stopped or self._may_continue_as_new)
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            if not self._stopped and self._may_continue_as_new:
+                workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
+        publishing.cancel()
 
     @property
     def _may_continue_as_new(self) -> bool:
-        return not self._busy and workflow.info().is_continue_as_new_suggested()
+        quiet = not self._turn.locked() and not self._changed
+        return quiet and workflow.info().is_continue_as_new_suggested()
+
+    async def _publish_changes(self) -> None:
+        while True:
+            await workflow.wait_condition(lambda: self._changed)
+            async with self._turn:
+                await self._publish()
+            self._show()
 
     def _carry(self) -> dict[str, Any]:
         return {
@@ -98,9 +119,23 @@ class InferenceRole:
         self._mail.deliver(answer)
 
     @workflow.signal
-    def group_changed(self, snapshot: GroupSnapshot) -> None:
-        """An engine group says what it has become; it does so before it answers an operation."""
+    async def group_changed(self, snapshot: GroupSnapshot) -> None:
+        """An engine group says what it has become; it does so before it answers an operation.
+
+        What nobody asked for (a lost replica, a rebuilt one) is published at once, and the lease
+        hears of a holder that cannot go on by itself.
+        """
+        known = self._groups[snapshot.model]
         self._groups[snapshot.model] = snapshot
+        if self._doing:
+            return  # the operation's own end publishes it, and its answer tells the lease
+        self._changed = True
+        stopped = known.state is GroupState.BLOCKED and snapshot.state is GroupState.SLEEPING
+        why = snapshot.stuck or (f"no engine of {snapshot.model} is left" if stopped else None)
+        if why is not None and why != known.stuck:
+            await self._tell_lease(why)
+        elif snapshot.state in _SETTLED and known.state not in _SETTLED:
+            await self._lease.signal("holder_known", self._start.role)
 
     @workflow.query
     def snapshot(self) -> dict[str, Any]:
@@ -116,6 +151,12 @@ class InferenceRole:
     def registry(self) -> dict[str, Any]:
         """What a gateway that starts empty asks for."""
         return {"term": self._term, "document": self._registry.snapshot()}
+
+    @workflow.update
+    async def recover(self) -> RoleResult:
+        """Give replicas that were given up another try."""
+        operation = RoleOperation(method="recover", fence=None)
+        return await self._pass_on(operation, f"{workflow.uuid4()}")
 
     @workflow.update
     async def shutdown(self) -> RoleResult:
@@ -134,35 +175,36 @@ class InferenceRole:
 
     async def _answer(self, ask: Ask) -> RoleResult:
         operation = RoleOperation.model_validate(ask.payload)
-        if operation.method in ("probe", "resolve"):
+        if operation.method in ("probe", "resolve", "ready", "recover"):
             result = await self._pass_on(operation, ask.operation_id)
-            if not self._busy:
+            async with self._turn:
                 await self._publish()
             return result
         return await self._exclusively(operation, ask.operation_id)
 
     async def _exclusively(self, operation: RoleOperation, operation_id: str) -> RoleResult:
-        await workflow.wait_condition(lambda: not self._busy)
-        self._busy = True
-        self._doing = operation.method
-        try:
-            match operation.method:
-                case "onload":
-                    result = await self._pass_on(operation, operation_id)
-                    await self._publish()
-                case "offload" | "stop":
-                    self._close_groups()
-                    await self._publish()
-                    result = await self._pass_on(operation, operation_id)
-                    await self._publish()
-                    self._stopped = operation.method == "stop"
-                case _:
-                    raise fail(PERMANENT, f"a role cannot {operation.method}")
-            return result
-        finally:
-            self._busy = False
-            self._doing = ""
-            self._show()
+        async with self._turn:
+            self._doing = operation.method
+            try:
+                return await self._operate(operation, operation_id)
+            finally:
+                self._doing = ""
+                self._show()
+
+    async def _operate(self, operation: RoleOperation, operation_id: str) -> RoleResult:
+        match operation.method:
+            case "onload":
+                result = await self._pass_on(operation, operation_id)
+                await self._publish()
+            case "offload" | "stop":
+                self._close_groups()
+                await self._publish()
+                result = await self._pass_on(operation, operation_id)
+                await self._publish()
+                self._stopped = operation.method == "stop"
+            case _:
+                raise fail(PERMANENT, f"a role cannot {operation.method}")
+        return result
 
     # --- pieces
 
@@ -189,6 +231,7 @@ class InferenceRole:
             weight_version=versions.pop() if len(versions) == 1 else None,
             weights_digest=digests.pop() if len(digests) == 1 else None,
             state=states.pop() if len(states) == 1 else "BLOCKED",
+            why="; ".join(r.why for r in results if r.why is not None) or None,
         )
 
     async def _ask_group(
@@ -221,8 +264,17 @@ class InferenceRole:
         router = self._front.router_url if self._front else None
         return models_of(tuple(self._groups.values()), router)
 
+    async def _tell_lease(self, why: str) -> None:
+        lost = HolderLost.model_validate({"role": self._start.role, "why": why})
+        await self._lease.signal("holder_lost", lost)
+
+    @property
+    def _lease(self) -> workflow.ExternalWorkflowHandle[Any]:
+        return workflow.get_external_workflow_handle(f"{self._start.run.run}.lease")
+
     async def _publish(self) -> None:
         """Bring registry, router and gateway to what the groups are."""
+        self._changed = False
         if self._front is None:
             self._front = await ENSURE_FRONT(self._start.run, summary="router and gateway")
         routed = self._start.role == "rollout"

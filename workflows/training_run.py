@@ -1,6 +1,7 @@
 """TrainingRun: a run from its recipe to its last step."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable
 
 from temporalio import workflow
@@ -373,13 +374,25 @@ class TrainingRun:
             self._move(RunEvent.STOP_ASKED, "stops")
 
     async def _stop_role(self, role: str) -> None:
-        await self._mail.ask(
-            f"{self._id}.{role}",
-            "stop",
-            RoleOperation(method="stop", fence=None),
-            RoleResult,
-            operation_id=f"{workflow.info().run_id}:{role}:stop",
-        )
+        """Asked again, under an id of its own, after a person has looked at what failed."""
+        for attempt in itertools.count(1):
+            try:
+                await self._mail.ask(
+                    f"{self._id}.{role}",
+                    "stop",
+                    RoleOperation(method="stop", fence=None),
+                    RoleResult,
+                    operation_id=f"{workflow.info().run_id}:{role}:stop:{attempt}",
+                )
+            except FailureError as error:
+                self._resolved = None
+                if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
+                    self._move(RunEvent.NEEDS_PERSON, f"cannot stop {role}: {text_of(error)}")
+                await workflow.wait_condition(lambda: self._resolved is not None)
+                if RUN.allows(self._state, RunEvent.STOP_ASKED):
+                    self._move(RunEvent.STOP_ASKED, f"stops {role} again")
+            else:
+                return
 
     async def _stop_trainer(self, plan: RunPlan) -> None:
         last = await self._lease.take("deactivate", "trainer")

@@ -20,7 +20,7 @@ from relax_infer.contracts.batch import (
     WriteBackResult,
 )
 from relax_infer.contracts.engines import EngineGroupSpec
-from relax_infer.contracts.lease import LeaseAnswer, LeaseMethod
+from relax_infer.contracts.lease import LeaseAnswer, LeaseMethod, RoleOperation, RoleResult
 from relax_infer.contracts.mailbox import Answer
 from relax_infer.contracts.refs import StagedRef, WeightsRef
 from relax_infer.contracts.run import (
@@ -57,6 +57,7 @@ from workflows._mailbox import Mailbox
 from workflows._visible import attributes, show_details, show_reward, show_state, show_weights
 
 LONGEST_PAUSE = 20.0
+BLOCKED_PAUSE = 5.0
 I = TypeVar("I", bound=BaseModel)  # noqa: E741
 O = TypeVar("O", bound=BaseModel)  # noqa: E741
 
@@ -146,7 +147,7 @@ class TrainingStep:
         await self._take("begin_batch", "rollout", weights=self._start.weights)
         self._show("generates")
         generated = await self._run_phase(
-            GENERATE_GROUPS, lambda: self._phase_request("rollout"), "generate"
+            GENERATE_GROUPS, lambda: self._phase_request("rollout"), "generate", role="rollout"
         )
         self._enter(StepEvent.GENERATED, "waits for the proof that the policy engines let go")
         await self._let_go()
@@ -167,7 +168,7 @@ class TrainingStep:
         await self._take("activate", role)
         self._show(f"has the {role} score {generated.staged.rows} samples")
         scored = await self._run_phase(
-            call, lambda: self._phase_request(role, generated), f"score with {role}"
+            call, lambda: self._phase_request(role, generated), f"score with {role}", role=role
         )
         await self._let_go()
         return scored
@@ -261,6 +262,7 @@ class TrainingStep:
                 groups=self._groups_of("rollout"),
             ),
             "evaluate",
+            role="rollout",
         )
         await self._let_go()
         self._result = self._result.model_copy(update={"evaluation": evaluation})
@@ -301,11 +303,13 @@ class TrainingStep:
             self._holding = role
             raise
 
-    async def _run_phase(self, call: Call[I, O], make: Callable[[], I], summary: str) -> O:
+    async def _run_phase(
+        self, call: Call[I, O], make: Callable[[], I], summary: str, *, role: str | None = None
+    ) -> O:
         """Run a phase; after a transient failure or a lost worker run it again.
 
-        A phase asks only for what no shard holds, so a repeat costs what was in flight. Router and
-        gateway are brought up again first: either may be what failed.
+        A phase asks only for what no shard holds, so a repeat costs what was in flight. Before it
+        the engines of ``role``, router and gateway are brought up again: any may be what failed.
         """
         pause = 0.5
         for attempt in range(1, self._plan.phase_attempts + 1):
@@ -318,8 +322,27 @@ class TrainingStep:
                 self._show(f"will {summary} again: {text_of(error)}")
                 await workflow.sleep(pause)
                 pause = min(3 * pause, LONGEST_PAUSE)
+                if role is not None:
+                    await self._until_ready(role, error)
                 self._front = await ENSURE_FRONT(self._plan.run, summary="router and gateway")
         raise AssertionError("unreachable")
+
+    async def _until_ready(self, role: str, error: ActivityError) -> None:
+        """Wait until lost engines of the role are rebuilt, for as long as a person may need."""
+        while True:
+            state = await self._mail.ask(
+                f"{self._plan.run.run}.{role}",
+                "ready",
+                RoleOperation(method="ready", fence=None),
+                RoleResult,
+                operation_id=self._lease.operation_id("ready", role),
+            )
+            if state.state == "READY":
+                return
+            if state.state != "BLOCKED":
+                raise error
+            self._show(f"waits for the {role} engines: {state.why}")
+            await workflow.sleep(BLOCKED_PAUSE)
 
     @property
     def _fronted(self) -> FrontAddress:

@@ -17,6 +17,7 @@ from relax_infer.cli._recipes import Checked, check, check_run_id
 from relax_infer.cli._reports import report
 from relax_infer.cli._runs import NobodyAnswersError, Runs
 from relax_infer.cli._server import Server, connected, find_target
+from relax_infer.config import require_runnable
 from relax_infer.contracts.failures import RelaxError
 
 _IDS = 1000
@@ -42,6 +43,7 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
         RelaxError: it cannot be done; a stack that this command started is down again.
     """
     checked = check(recipe, assignments, steps)
+    require_runnable(checked.recipe)
     if wishes.run is not None:
         check_run_id(wishes.run)
     _check_report(wishes.report)

@@ -8,6 +8,7 @@ from relax_infer.config.load import (
     shipped_recipes,
 )
 from relax_infer.config.recipe import Recipe
+from relax_infer.config.runnable import require_runnable
 
 __all__ = [
     "Recipe",
@@ -15,5 +16,6 @@ __all__ = [
     "load_recipe",
     "parse_overrides",
     "recipe_sha256",
+    "require_runnable",
     "shipped_recipes",
 ]

@@ -31,7 +31,8 @@ def load_recipe(
 
     Args:
         recipe: a shipped recipe's name, the path of a YAML file, or the recipe as a mapping.
-        overrides: dotted keys and values put over it; a value of None removes the key.
+        overrides: dotted keys and values put over it; a value of None removes the key. The
+            items of a list have numbers from 0: ``genrm.extra_models.0.engine.replicas``.
 
     Raises:
         RecipeError: names the file, each wrong field with its value, and what is allowed.
@@ -105,20 +106,31 @@ def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 def _override(document: dict[str, Any], key: str, value: Any, origin: str) -> None:
     *parents, last = key.split(".")
-    here: dict[str, Any] = document
+    here: dict[str, Any] | list[Any] = document
     for parent in parents:
-        below = here.get(parent)
-        if below is None:
+        below = _below(here, parent)
+        if below is None and isinstance(here, dict):
             below = here[parent] = {}
-        if not isinstance(below, dict):
+        if not isinstance(below, (dict, list)):
             raise RecipeError(
                 f"{origin}: cannot set {key}: {parent} is {below!r}, not a section of the recipe"
             )
-        here = cast("dict[str, Any]", below)
-    if value is None:
+        here = cast("dict[str, Any] | list[Any]", below)
+    if isinstance(here, list):
+        if _below(here, last) is None:
+            raise RecipeError(f"{origin}: cannot set {key}: the list has {len(here)} items")
+        here[int(last)] = value
+    elif value is None:
         here.pop(last, None)
     else:
         here[last] = value
+
+
+def _below(here: dict[str, Any] | list[Any], key: str) -> Any:
+    """A mapping's value, or a list's item under its number from 0; None where there is none."""
+    if isinstance(here, dict):
+        return here.get(key)
+    return here[int(key)] if key.isdecimal() and int(key) < len(here) else None
 
 
 def _explain(error: ValidationError) -> str:
@@ -128,6 +140,8 @@ def _explain(error: ValidationError) -> str:
         message = fault["msg"].removeprefix("Value error, ")
         given = fault.get("input")
         shown = f", got {given!r}" if isinstance(given, (str, int, float, bool)) else ""
+        if fault["type"] == "greater_than_equal" and fault.get("ctx") == {"ge": 1}:
+            message = "must be a positive whole number"
         if fault["type"] == "extra_forbidden":
             message = "no such field"
             shown = ""

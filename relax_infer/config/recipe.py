@@ -2,28 +2,20 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Scalar = str | int | float | bool | None
-
-
-class Section(BaseModel):
-    """A part of the recipe: frozen, unknown fields refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Cluster(Section):
-    """The GPUs that all roles share in turn."""
-
-    gpus: Positive
-    """GPUs of the pool."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What the engines and the trainer compute on; auto: cuda where the host has one."""
-    bind_timeout: Seconds = 60.0
-    """Seconds that Ray may take to place the pool."""
+from relax_infer.config.placed import (
+    Cluster,
+    Engine,
+    Positive,
+    RolloutModel,
+    Seconds,
+    Section,
+    ServedModel,
+    ServerGroup,
+    TrainingGroup,
+)
+from relax_infer.contracts.fractions import GpuFraction
 
 
 class Data(Section):
@@ -33,27 +25,6 @@ class Data(Section):
     """Task: prompts, right answers and an exact checker."""
     held_out: Annotated[int, Field(ge=1, le=512)] = 512
     """Problems that are never trained on and serve evaluation."""
-
-
-class Engine(Section):
-    """How the engines of a role are run."""
-
-    replicas: Positive = 1
-    """Engines of this role."""
-    gpus_per_replica: Positive = 1
-    """GPUs of one engine (its tensor parallel size)."""
-    ray_gpu_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Share of a GPU that an engine actor reserves with Ray in each bundle."""
-    offload: Literal["memory_saver", "restart"] = "memory_saver"
-    """How it lets go: SGLang's release and resume, or a confirmed stop and a later start."""
-    python: str | None = None
-    """Interpreter of the engine processes; empty: the worker's own."""
-    server_args: dict[str, Scalar] = Field(default_factory=dict)
-    """Further SGLang flags, without dashes; true is a bare flag."""
-    launch_timeout: Seconds = 300.0
-    """Seconds from launch to an answering engine."""
-    drain_timeout: Seconds = 120.0
-    """Seconds that requests may take to end once admission is closed."""
 
 
 class Sampling(Section):
@@ -81,7 +52,17 @@ class Rollout(Section):
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
     """Seconds for one request."""
+    external: bool = False
+    """Somebody else runs the engines: none are placed. Mode decoupled only."""
+    num_gpus: Positive | None = None
+    """GPUs of the role; empty: what its engines need. In mode decoupled its engines may need
+    less, else they need exactly these."""
     engine: Engine = Engine()
+    server_groups: tuple[ServerGroup, ...] | None = None
+    """Groups of the policy's engines in place of replicas and gpus_per_replica of the engine
+    section: all regular, or both prefill and decode."""
+    extra_models: tuple[RolloutModel, ...] = ()
+    """Further models that generate, each with engines of its own."""
 
 
 class GenRM(Section):
@@ -97,7 +78,11 @@ class GenRM(Section):
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
     """Seconds for one request."""
+    num_gpus: Positive | None = None
+    """GPUs of the role; empty: what its engines need."""
     engine: Engine = Engine()
+    extra_models: tuple[ServedModel, ...] = ()
+    """Further models that judge, each with engines of its own."""
 
 
 class Teacher(Section):
@@ -111,7 +96,11 @@ class Teacher(Section):
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
     """Seconds for one request."""
+    num_gpus: Positive | None = None
+    """GPUs of the role; empty: what its engines need. The models have equal parts."""
     engine: Engine = Engine()
+    extra_models: tuple[ServedModel, ...] = ()
+    """Further models that teach, each with engines of its own."""
 
 
 class Reward(Section):
@@ -135,8 +124,10 @@ class Distillation(Section):
 class Train(Section):
     """One policy update per step."""
 
-    ranks: Annotated[int, Field(ge=1, le=1)] = 1
-    """Trainer ranks. More than one comes with the training room."""
+    ranks: Positive = 1
+    """Trainer ranks, one GPU each."""
+    offload: bool = True
+    """The trainer lets its GPUs go between its turns; false only in mode decoupled."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW."""
@@ -150,7 +141,7 @@ class Train(Section):
     """Optimizer steps of one pass over the batch."""
     advantage_eps: Annotated[float, Field(gt=0)] = 1e-4
     """Added to a group's standard deviation of rewards."""
-    ray_gpu_fraction: Annotated[float, Field(ge=0, le=1)] = 0.4
+    ray_gpu_fraction: GpuFraction = 0.4
     """Share of a GPU that a trainer actor reserves with Ray."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints that are kept."""
@@ -188,8 +179,19 @@ class Recipe(Section):
     """Of prompts, sampling of mini-batches and the tiny weak policy."""
     steps: Positive = 40
     """Training steps."""
-    mode: Literal["defer"] = "defer"
-    """All roles share the pool, one after another."""
+    mode: Literal["defer", "split", "decoupled"] = "defer"
+    """defer: the roles share the pool, one after another. split: the inference roles have parts of
+    the pool side by side, and take turns with training. decoupled: every role has a pool of its
+    own."""
+    defer_roles: tuple[str, ...] | None = None
+    """Mode defer: which of genrm and teacher take a turn of their own; the others are beside the
+    rollout. Empty: all that take part."""
+    layout: str | None = None
+    """Which roles hold which part of the shared pool, phase by phase, for instance
+    `rollout[1/2] + genrm[1/2] -> teacher -> actor[/]`; actor is the trainer. Empty: as mode
+    says."""
+    debug: Literal["train_only", "rollout_only"] | None = None
+    """Place only the training roles, or only the inference roles."""
     phase_attempts: Positive = 5
     """Times a step runs a phase whose failure is transient, before it asks a person."""
     cluster: Cluster
@@ -200,6 +202,13 @@ class Recipe(Section):
     reward: Reward = Reward()
     distillation: Distillation | None = None
     train: Train = Train()
+    critic: TrainingGroup | None = None
+    """The value model. It shares the trainer's GPUs when it has as many ranks, except in mode
+    decoupled."""
+    reference: TrainingGroup | None = None
+    """Ranks of the frozen reference policy, on a pool of their own."""
+    actor_fwd: TrainingGroup | None = None
+    """Ranks that compute the policy's log-probs only, on a pool of their own."""
     evaluation: EvaluationPlan = EvaluationPlan()
     lease: Lease = Lease()
     staging: Staging = Staging()

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.refs import StagedRef, WeightsRef
 from relax_infer.machines import GroupState, ReplicaState
 
@@ -44,9 +45,12 @@ class EngineGroupSpec(Message):
     weight_source: WeightSource
     replicas: int
     gpus_per_replica: int
+    """GPUs of one replica over all of its nodes."""
+    nodes_per_replica: int = 1
+    """Nodes that one replica spans: a head, which alone is called, and followers."""
     offload: OffloadKind
-    ray_gpu_fraction: float
-    """Share of one GPU that an engine actor reserves with Ray in each of its bundles."""
+    ray_gpu_fraction: GpuFraction
+    """Share of one GPU that the actor of each node reserves with Ray, in its first bundle."""
     placement_group: str
     """Name of the detached placement group in the Ray namespace ``relax-<run>``."""
     bundles: tuple[BundleBinding, ...]
@@ -60,18 +64,41 @@ class EngineGroupSpec(Message):
     """Seconds."""
     drain_timeout: float = 120.0
     """Seconds."""
+    health_timeout: float = 60.0
+    """Seconds without a sign of life after which an engine that should answer counts as lost."""
     store: str
     """fsspec URL of the store, for evidence and request logs."""
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> "EngineGroupSpec":
+        if self.nodes_per_replica < 1 or self.gpus_per_replica % self.nodes_per_replica:
+            raise ValueError(
+                f"{self.gpus_per_replica} GPUs of a replica cannot be shared evenly by"
+                f" {self.nodes_per_replica} nodes"
+            )
+        return self
 
     @property
     def namespace(self) -> str:
         return f"relax-{self.run}"
 
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one replica on each of its nodes."""
+        return self.gpus_per_replica // self.nodes_per_replica
+
+    def node_bundles(self, replica: int, node: int) -> tuple[BundleBinding, ...]:
+        """The bundles of one replica's share of one node; node 0 is its head's."""
+        start = replica * self.gpus_per_replica + node * self.gpus_per_node
+        return self.bundles[start : start + self.gpus_per_node]
+
     def engine_id(self, replica: int) -> str:
         return f"{self.model}/replica-{replica}"
 
-    def actor_name(self, replica: int) -> str:
-        return f"engine.{self.role}.{self.model}.replica-{replica}"
+    def actor_name(self, replica: int, node: int = 0) -> str:
+        """Ray's name of a node's actor; the head's is the replica's own."""
+        head = f"engine.{self.role}.{self.model}.replica-{replica}"
+        return f"{head}.node-{node}" if node else head
 
 
 class ReplicaReport(Message):
@@ -91,6 +118,15 @@ class ReplicaReport(Message):
     error: str | None = None
 
 
+class NodeMemory(Message):
+    """Bytes in use on one node's share of a holder's devices, as its own host counts them."""
+
+    node: int
+    before: int | None
+    after: int
+    allowed: int
+
+
 class ReleaseEvidence(Message):
     """Why one replica (or the trainer) is believed to have let go of its GPUs."""
 
@@ -108,6 +144,8 @@ class ReleaseEvidence(Message):
     memory_after: int | None = None
     residual_allowed: int | None = None
     """Bytes that may remain (a sleeping engine keeps a device context)."""
+    nodes: tuple[NodeMemory, ...] = ()
+    """The parts of these sums, where a replica spans several nodes: each has to hold by itself."""
 
 
 class GroupReport(Message):
@@ -131,6 +169,31 @@ class EngineOperation(Message):
     """Weights to be resident after the operation (launch, onload, load)."""
     open_admission: bool = True
     """Onload: also open the engines' admission."""
+    replicas: tuple[int, ...] = ()
+    """Replicas to operate on; empty: all of the group."""
+    ends_grant: bool = True
+    """Offload, stop, forget: whether the replica's part of the grant is over; a recovery that
+    rebuilds stops the old incarnation within the grant."""
+    word: str | None = None
+    """Forget: who says that the replicas are gone, and why."""
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        return self.replicas or tuple(range(self.group.replicas))
+
+
+class WatchRequest(Message):
+    """Ask of ``watch_engines``: say when one of these replicas is no longer what it is."""
+
+    group: EngineGroupSpec
+    incarnations: dict[int, str]
+    """Replica → the incarnation that is READY now."""
+
+
+class WatchReport(Message):
+    """What changed: one report per replica that is lost."""
+
+    lost: tuple[ReplicaReport, ...]
 
 
 class GroupSnapshot(Message):
@@ -143,7 +206,9 @@ class GroupSnapshot(Message):
     weight_version: int | None = None
     replicas: tuple[ReplicaReport, ...] = ()
     generations: tuple[int, ...] = ()
-    """One per replica, in order; rises with every new incarnation or address."""
+    """One per replica, in order; rises with every new incarnation."""
+    stuck: str | None = None
+    """What of it waits for proof or for a person."""
 
 
 class OffloadCheck(Message):

@@ -22,24 +22,49 @@ class StaleFence(Exception):
 
     def __init__(self, offered: FenceToken, seen: FenceToken) -> None:
         self.offered, self.seen = offered, seen
-        super().__init__(f"fence token {offered} is stale: {seen} has been seen")
+        why = (
+            "its holder has let go; nothing is loaded under it again"
+            if offered == seen
+            else f"{seen} has been seen"
+        )
+        super().__init__(f"fence token {offered} is stale: {why}")
 
     def __reduce__(self) -> tuple[type["StaleFence"], tuple[FenceToken, FenceToken]]:
         return (StaleFence, (self.offered, self.seen))
 
 
 class FenceMemory:
-    """The highest token seen; one per engine, per fence process and per trainer."""
+    """The highest token seen; one per engine, per fence process and per trainer.
 
-    def __init__(self, seen: FenceToken | None = None) -> None:
+    A token ends with the release of its grant: a load that was on its way and comes after that is
+    refused, although no later token has been seen yet.
+    """
+
+    def __init__(self, seen: FenceToken | None = None, *, ended: bool = False) -> None:
         self.seen = seen
+        self.ended = ended
 
-    def admit(self, token: FenceToken) -> None:
-        """Remember ``token``; raises :class:`StaleFence` if a later or a rival one was seen."""
+    def admit(self, token: FenceToken, *, loads: bool = False) -> None:
+        """Remember ``token``; raises :class:`StaleFence` if a later or a rival one was seen, or if
+        something is to be loaded under one that has ended."""
         seen = self.seen
         if seen is not None and (
             token.counter < seen.counter
             or (token.counter == seen.counter and token.grant_id != seen.grant_id)
         ):
             raise StaleFence(token, seen)
-        self.seen = token
+        if loads and self.ended and token == seen:
+            raise StaleFence(token, token)
+        if token != seen:
+            self.seen, self.ended = token, False
+
+    def end(self) -> None:
+        """The grant was released here: nothing may be loaded under its token again."""
+        self.ended = True
+
+
+class FenceRecord(Message):
+    """A fence memory as it is kept on a disk."""
+
+    token: FenceToken
+    ended: bool = False

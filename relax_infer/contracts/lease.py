@@ -136,10 +136,14 @@ class LeaseInput(StartInput):
 class RoleOperation(Message):
     """What the lease asks of a role, and a role of its engine groups."""
 
-    method: Literal["onload", "offload", "probe", "stop", "resolve"]
+    method: Literal["onload", "offload", "probe", "ready", "recover", "stop", "resolve"]
+    """``ready`` waits until the role answers again, or is known not to; ``recover`` rebuilds what
+    was given up."""
     fence: FenceToken | None
     """The grant; None: the last one the role saw (stop of a run that ends)."""
     weights: WeightsRef | None = None
+    word: str | None = None
+    """resolve: who says that what blocks is gone, and why."""
 
 
 class RoleResult(Message):
@@ -150,7 +154,16 @@ class RoleResult(Message):
     weight_version: int | None = None
     weights_digest: str | None = None
     state: str = ""
-    """Probe: SLEEPING, READY or BLOCKED, as proved under the asked token."""
+    """Probe, resolve: SLEEPING, READY or BLOCKED, as proved under the asked token."""
+    why: str | None = None
+    """BLOCKED: what stands in the way."""
+
+
+class HolderLost(Message):
+    """Signal ``holder_lost`` to the lease: its holder cannot go on, and nobody had asked it."""
+
+    role: LeaseRole
+    why: str
 
 
 class RoleInput(StartInput):

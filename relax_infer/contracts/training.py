@@ -7,6 +7,7 @@ from pydantic import Field
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import BundleBinding, ReleaseEvidence
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.refs import RunRef, WeightsRef
 
 
@@ -19,7 +20,7 @@ class TrainerSpec(Message):
     ranks: int
     placement_group: str
     bundles: tuple[BundleBinding, ...]
-    ray_gpu_fraction: float
+    ray_gpu_fraction: GpuFraction
     seed: int
     learning_rate: float
     betas: tuple[float, float]
@@ -59,6 +60,8 @@ class TrainerStatus(Message):
     """Highest token that the trainer has seen."""
     actor_pid: int | None = None
     """Process of the trainer on its host."""
+    doubt: str | None = None
+    """Why nobody can tell whether its device is free; None: ``resident`` says it."""
 
 
 class TrainerOperation(Message):

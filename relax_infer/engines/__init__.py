@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from relax_infer.engines.digest import expected_digest
     from relax_infer.engines.evidence import check_evidence, read_evidence, write_evidence
     from relax_infer.engines.group import EngineGroup
+    from relax_infer.engines.node import NodeReport
     from relax_infer.engines.release import EngineProcesses, ReleaseProof, prove_release
     from relax_infer.engines.request_log import read_request_log
     from relax_infer.engines.router import RouterAdapter, router_command
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _HOME = {
     "EngineGroup": "group",
     "EngineProcesses": "release",
+    "NodeReport": "node",
     "ReleaseProof": "release",
     "ReplicaDescription": "actor",
     "RouterAdapter": "router",
@@ -33,6 +35,7 @@ _HOME = {
 __all__ = [
     "EngineGroup",
     "EngineProcesses",
+    "NodeReport",
     "ReleaseProof",
     "ReplicaDescription",
     "RouterAdapter",

@@ -30,6 +30,10 @@ class Backend(Protocol):
         """Ask the scheduler itself; True if it was idle and dropped its cache."""
         ...
 
+    def silent_for(self) -> float:
+        """Seconds since the scheduler last said anything."""
+        ...
+
 
 class Call:
     """One admitted request between its caller and the engine.

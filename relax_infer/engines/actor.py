@@ -1,4 +1,4 @@
-"""The Ray actor of one replica: one per replica, detached, named, in namespace ``relax-<run>``.
+"""The Ray actor of one replica's head: detached, named, in namespace ``relax-<run>``.
 
 It holds no GPU memory itself; its server does, in a session of its own that outlives the actor.
 An actor that is made again finds what the last one left in the files of its host.
@@ -16,12 +16,15 @@ from relax_infer.contracts.engines import (
     ReplicaReport,
 )
 from relax_infer.contracts.failures import RelaxError
-from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.contracts.fence import FenceToken, StaleFence
+from relax_infer.engines.follower import Follower
+from relax_infer.engines.node import NodeReport
 from relax_infer.engines.operations import OperationTable
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import IllegalTransition, ReplicaState
 
-Kind = Literal["launch", "onload", "load_weights", "offload", "stop"]
+Kind = Literal["launch", "onload", "load_weights", "offload", "stop", "forget"]
+_RELEASES: tuple[Kind, ...] = ("offload", "stop", "forget")
 
 
 class ReplicaOutcome(Message):
@@ -34,7 +37,7 @@ class ReplicaOutcome(Message):
 
 
 class ReplicaDescription(Message):
-    """Where a replica is on its host, for people and tests."""
+    """Where a replica is on its hosts, for people and tests."""
 
     replica: int
     engine_id: str
@@ -43,12 +46,14 @@ class ReplicaDescription(Message):
     incarnation: str | None = None
     session: int | None = None
     pids: tuple[int, ...] = ()
-    """Process tree of the server as it was when it became ready."""
+    """Process tree of the head's server as it was when it became ready."""
     base_url: str | None = None
     """Public, fenced address, also while closed."""
     socket: str | None = None
     log: str | None = None
     request_log: str | None = None
+    nodes: tuple[NodeReport, ...] = ()
+    """Every node of it, the head first; a follower without an actor is left out."""
 
 
 class EngineActor:
@@ -56,8 +61,9 @@ class EngineActor:
 
     def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
         """``pool``: Ray's id of the placement group that the actor is in."""
-        self._replica = EngineReplica(spec, replica, pool)
-        self._fence = FenceMemory(self._replica.files.fence())
+        followers = [Follower(spec, replica, node) for node in range(1, spec.nodes_per_replica)]
+        self._replica = EngineReplica(spec, replica, pool, followers)
+        self._fence = self._replica.files.fence_memory()
         self._operations = OperationTable[ReplicaOutcome]()
         self._turn = asyncio.Lock()
 
@@ -70,12 +76,17 @@ class EngineActor:
 
     async def _once(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         try:
-            self._admit(op.fence)
+            self._admit(kind, op.fence)
             async with self._turn:
-                self._admit(op.fence)  # another grant may have come while this one waited
-                return await self._carry_out(kind, op)
+                # Another grant may have come while this one waited, or this one may have ended.
+                self._admit(kind, op.fence)
+                outcome = await self._carry_out(kind, op)
+                if kind in _RELEASES and op.ends_grant and outcome.report.error is None:
+                    self._fence.end()
+                    self._replica.files.write_fence(self._fence)
+                return outcome
         except StaleFence as stale:
-            report = await self._replica.report()
+            report = await self._replica.reports.report()
             return ReplicaOutcome(
                 report=report.model_copy(update={"error": str(stale)}), stale=stale.seen
             )
@@ -94,24 +105,29 @@ class EngineActor:
                     evidence = await self._replica.offload(op)
                 case "stop":
                     evidence = await self._replica.stop(op)
+                case "forget":
+                    await self._replica.forget(op)
         except (RelaxError, IllegalTransition, OSError) as error:
-            report = await self._replica.report()
+            report = await self._replica.reports.report()
             told = f"{getattr(error, 'kind', type(error).__name__)}: {error}"
             return ReplicaOutcome(report=report.model_copy(update={"error": told}))
-        return ReplicaOutcome(report=await self._replica.report(), evidence=evidence)
+        return ReplicaOutcome(report=await self._replica.reports.report(), evidence=evidence)
 
-    def _admit(self, token: FenceToken) -> None:
+    def _admit(self, kind: Kind, token: FenceToken) -> None:
         known = self._fence.seen
-        self._fence.admit(token)
+        self._fence.admit(token, loads=kind not in _RELEASES)
         if token != known:
-            self._replica.files.write_fence(token)
+            self._replica.files.write_fence(self._fence)
 
     async def probe(self) -> ReplicaReport:
-        return await self._replica.report()
+        return await self._replica.reports.report()
+
+    async def health(self) -> ReplicaReport:
+        return await self._replica.reports.health()
 
     async def read_weights(self) -> ReplicaReport:
         async with self._turn:
-            return await self._replica.read_weights()
+            return await self._replica.reports.read_weights()
 
     async def settle_requests(self, prefix: str, timeout: float) -> int:
         return await self._replica.settle(prefix, timeout)
@@ -136,5 +152,6 @@ class EngineActor:
             engine_id=self._replica.engine_id,
             state=self._replica.state,
             actor_pid=os.getpid(),
+            nodes=await self._replica.nodes.reports(),
             **where,
         )

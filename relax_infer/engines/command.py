@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relax_infer.contracts.engines import EngineGroupSpec
@@ -36,12 +36,17 @@ def server_settings(
     dist_port: int,
     model_path: str,
     weight_version: int | None,
+    node: int = 0,
+    rendezvous: str | None = None,
 ) -> dict[str, Scalar]:
-    """SGLang's flags without dashes; what the spec sets wins over the defaults of the device."""
+    """SGLang's flags without dashes; what the spec sets wins over the defaults of the device.
+
+    ``rendezvous`` is the ``HOST:PORT`` at which the ranks of several nodes meet: the same for each.
+    """
     settings: dict[str, Scalar] = {
         "model-path": model_path,
         "served-model-name": spec.model,
-        "tp": spec.gpus_per_replica,
+        "tp": spec.gpus_per_replica // _pipeline(spec),
         "log-level": "info",
         "log-level-http": "warning",
     }
@@ -55,7 +60,18 @@ def server_settings(
         settings |= {"enable-memory-saver": True, "enable-weights-cpu-backup": True}
     settings |= spec.server_args
     # The engine's actor decides these; whatever the spec says of them cannot be.
-    return settings | {"host": host, "port": port, "nccl-port": dist_port}
+    several = spec.nodes_per_replica > 1
+    return settings | {
+        **{"host": host, "port": port, "nccl-port": dist_port},
+        "nnodes": spec.nodes_per_replica if several else None,
+        "node-rank": node if several else None,
+        "dist-init-addr": rendezvous if several else None,
+    }
+
+
+def _pipeline(spec: EngineGroupSpec) -> int:
+    sizes = (spec.server_args.get("pp-size"), spec.server_args.get("pp_size"))
+    return next((size for size in sizes if isinstance(size, int) and size > 1), 1)
 
 
 def command_line(
@@ -72,6 +88,8 @@ def command_line(
         *("--fence-socket", str(socket), "--fence-token", str(token)),
         *("--request-log", str(request_log)),
     ]
+    if spec.nodes_per_replica > 1:
+        command += ["--fence-nodes", str(spec.nodes_per_replica)]
     for name, value in settings.items():
         if value is True:
             command.append(f"--{name}")
@@ -86,7 +104,7 @@ def environment(
     gpus: tuple[int, ...],
     inherited: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Variables of the engine's processes: the caller's own, changed where it matters."""
+    """Variables of the processes on one node: the caller's own, changed where it matters."""
     variables = dict(os.environ if inherited is None else inherited)
     # Ray shows its actor one device of a fraction; an engine gets its own list.
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus)) if spec.device == "cuda" else ""
@@ -107,4 +125,18 @@ def environment(
         variables["OMP_NUM_THREADS"] = variables.get("OMP_NUM_THREADS", "1")
         paths = [str(CPU_SHIM), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
         variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        if spec.gpus_per_replica > 1:
+            # Else SGLang wants a NUMA node of its own for every rank of the engine.
+            shares = cores_of_ranks(sorted(os.sched_getaffinity(0)), spec.gpus_per_node)
+            variables.setdefault("SGLANG_CPU_OMP_THREADS_BIND", shares)
     return variables
+
+
+def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:
+    """``SGLANG_CPU_OMP_THREADS_BIND``: a group of this host's cores for each of its ranks.
+
+    Where there are more ranks than cores they take turns.
+    """
+    each = max(1, len(cores) // ranks)
+    groups = [[cores[(rank * each + k) % len(cores)] for k in range(each)] for rank in range(ranks)]
+    return "|".join(",".join(map(str, group)) for group in groups)

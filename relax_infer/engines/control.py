@@ -1,5 +1,6 @@
 """The management side of one engine: its fence and SGLang's own controls, over the socket."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ class EngineControl:
         self.socket = socket
 
     async def status(self) -> dict[str, Any]:
-        """``ready inflight backend_drained abandoned fence engine_idle rids``."""
+        """``ready inflight backend_drained abandoned fence engine_idle silent_for rids``."""
         return await self._json("GET", "/_fence/status", timeout=10)
 
     async def open(self, token: FenceToken) -> None:
@@ -85,6 +86,23 @@ class EngineControl:
         )
         ranks = answer["ranks"]
         return ranks[0]["per_gpu_checksum"] if len(ranks) == 1 else answer["per_engine_checksum"]
+
+    async def log_probs(self, tokens: Sequence[int], timeout: float) -> list[float]:
+        """Log-prob of every token but the first, by one prefill; works behind a closed gate."""
+        body = {
+            "input_ids": list(tokens),
+            "sampling_params": {"temperature": 0, "max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answer = await self._json("POST", "/generate", body, timeout=timeout)
+        try:
+            rows = answer["meta_info"]["input_token_logprobs"]
+            return [math.nan if row[0] is None else float(row[0]) for row in rows[1:]]
+        except (KeyError, TypeError, IndexError) as error:
+            raise PermanentError(
+                f"/generate on {self.socket} gave no log-probs: {error!r}"
+            ) from error
 
     async def _json(
         self,

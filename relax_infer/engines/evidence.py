@@ -12,12 +12,15 @@ import fsspec
 from relax_infer.contracts.engines import (
     RESIDENT_TAGS,
     EngineGroupSpec,
+    NodeMemory,
     OffloadCheck,
     OffloadConfirmation,
     ReleaseEvidence,
 )
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import StagedRef
+from relax_infer.engines.memory import NodeUse
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -97,6 +100,12 @@ def _doubts(check: OffloadCheck, evidence: ReleaseEvidence) -> list[str]:
         doubts.append(f"answered for fence token {evidence.fence}")
     if sorted(evidence.tags) != sorted(check.tags):
         doubts.append(f"released {list(evidence.tags)}, asked for {list(check.tags)}")
+    return doubts + memory_doubts(evidence)
+
+
+def memory_doubts(evidence: ReleaseEvidence) -> list[str]:
+    """Why the memory that is still in use contradicts the release; empty where it does not."""
+    doubts: list[str] = []
     after, allowed = evidence.memory_after, evidence.residual_allowed
     if evidence.proof == "memory" and (after is None or allowed is None):
         doubts.append("claims freed memory without saying how much is left and allowed")
@@ -104,30 +113,59 @@ def _doubts(check: OffloadCheck, evidence: ReleaseEvidence) -> list[str]:
         doubts.append("did not say how much memory is left")
     if after is not None and allowed is not None and after > allowed:
         doubts.append(f"still has {after} bytes in use, {allowed} allowed")
+    doubts += [
+        f"still has {part.after} bytes in use on its node {part.node}, {part.allowed} allowed"
+        for part in evidence.nodes
+        if part.after > part.allowed
+    ]
     return doubts
 
 
 def release_evidence(
     holder: str,
-    token: Any,
+    token: FenceToken,
     *,
     at: float,
     gone: bool,
-    before: int | None,
-    after: int | None,
-    allowed: int | None,
+    uses: Sequence[NodeUse] = (),
+    beyond: int = 0,
 ) -> ReleaseEvidence:
-    """Evidence of a replica that let go of everything; byte counts are None without devices."""
-    proof = "process_gone" if gone else "simulated" if after is None else "memory"
+    """Evidence of a replica that let go of everything.
+
+    Args:
+        uses: every node's own measure, from before and after; byte counts are None without devices.
+        beyond: bytes that may remain on each device, beside what was in use before the launch.
+
+    Raises:
+        UnconfirmedError: of a replica that lives, some nodes can tell and others cannot.
+    """
+    parts = tuple(part for use in uses if (part := _part(use, beyond)) is not None)
+    if not gone and 0 < len(parts) < len(uses):
+        silent = sorted({use.node for use in uses} - {part.node for part in parts})
+        raise UnconfirmedError(f"{holder} cannot tell what is in use on its nodes {silent}.")
+    before = [part.before for part in parts if part.before is not None]
+    proof = "process_gone" if gone else "memory" if parts else "simulated"
     return ReleaseEvidence(
         holder=holder,
         proof=proof,
         tags=RESIDENT_TAGS,
         fence=token,
         at=at,
-        memory_before=before,
-        memory_after=after,
-        residual_allowed=allowed,
+        memory_before=sum(before) if before else None,
+        memory_after=sum(part.after for part in parts) if parts else None,
+        residual_allowed=sum(part.allowed for part in parts) if parts else None,
+        nodes=parts if len(uses) > 1 else (),
+    )
+
+
+def _part(use: NodeUse, beyond: int) -> NodeMemory | None:
+    if use.at_launch is None or use.after is None:
+        return None
+    return NodeMemory(
+        node=use.node,
+        before=use.in_use,
+        after=use.after,
+        allowed=use.at_launch + beyond * use.devices,
     )
 
 

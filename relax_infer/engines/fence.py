@@ -292,5 +292,6 @@ class Fence:
             "abandoned": self.gate.abandoned,
             "fence": None if seen is None else seen.model_dump(),
             "engine_idle": not busy and await self.backend.idle(),
+            "silent_for": self.backend.silent_for(),
             "rids": self.active(""),
         }

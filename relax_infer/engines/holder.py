@@ -14,7 +14,8 @@ from typing import TypeVar
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fence import FenceMemory, FenceToken
+from relax_infer.engines.canary import Canary
 from relax_infer.engines.release import EngineProcesses
 
 _M = TypeVar("_M", bound=Message)
@@ -22,13 +23,14 @@ _SOCKET_LIMIT = 100
 
 
 class Holder(Message):
-    """One incarnation of an engine on this host."""
+    """One incarnation of an engine on this host: all of it, or one node's part."""
 
     engine_id: str
     processes: EngineProcesses
-    base_url: str
-    """Public, fenced address."""
+    base_url: str | None
+    """Public, fenced address; a follower has none."""
     socket: str
+    """Management side; a follower opens none."""
     log: str
     """Everything its processes print."""
     request_log: str
@@ -43,18 +45,22 @@ class SeenFence(Message):
     pool: str
     """Ray's id of the placement group."""
     token: FenceToken
+    ended: bool = False
+    """Whether its grant was released here."""
 
 
 class HolderFiles:
-    """The files of one replica."""
+    """The files of one node of one replica."""
 
-    def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
+    def __init__(
+        self, spec: EngineGroupSpec, replica: int, pool: str = "", *, node: int = 0
+    ) -> None:
         self._pool = pool
         # Two stacks on one host may run a run of the same name; their stores differ.
         key = hashlib.sha256(f"{spec.store}\0{spec.run}".encode()).hexdigest()[:10]
         self.folder = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._name = spec.actor_name(replica)
+        self._name = spec.actor_name(replica, node)
         self._short = hashlib.sha256(self._name.encode()).hexdigest()[:8]
 
     def holder(self) -> Holder | None:
@@ -64,14 +70,32 @@ class HolderFiles:
         self._write("holder", holder)
 
     def remove_holder(self) -> None:
+        """The holder and the socket of its incarnation."""
+        if (holder := self.holder()) is not None:
+            Path(holder.socket).unlink(missing_ok=True)
         self._path("holder").unlink(missing_ok=True)
 
     def fence(self) -> FenceToken | None:
         seen = self._read("fence", SeenFence)
         return seen.token if seen is not None and seen.pool == self._pool else None
 
-    def write_fence(self, token: FenceToken) -> None:
-        self._write("fence", SeenFence(pool=self._pool, token=token))
+    def fence_memory(self) -> FenceMemory:
+        seen = self._read("fence", SeenFence)
+        if seen is None or seen.pool != self._pool:
+            return FenceMemory()
+        return FenceMemory(seen.token, ended=seen.ended)
+
+    def write_fence(self, memory: FenceMemory) -> None:
+        if memory.seen is not None:
+            seen = SeenFence(pool=self._pool, token=memory.seen, ended=memory.ended)
+            self._write("fence", seen)
+
+    def canary(self) -> Canary | None:
+        """The last one that was taken right after weights were loaded."""
+        return self._read("canary", Canary)
+
+    def write_canary(self, canary: Canary) -> None:
+        self._write("canary", canary)
 
     def socket(self, incarnation: str) -> Path:
         """Path of an incarnation's management socket.

@@ -91,6 +91,12 @@ def process(pid: int) -> ProcessRow | None:
     )
 
 
+def alive(stamp: ProcessStamp) -> bool:
+    """Whether exactly this process lives."""
+    row = process(stamp.pid)
+    return row is not None and row.stamp == stamp
+
+
 def _threads_live(pid: int) -> bool:
     """Whether a thread is left: a process whose first thread ended shows Z and holds all it held
     until the last one has gone."""

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Sequence
 
+from relax_infer.contracts.base import Message
 from relax_infer.contracts.failures import UnconfirmedError
 
 MIB = 1 << 20
@@ -13,6 +14,18 @@ tells of the whole device, on which each of the four lease roles may have one as
 GONE_SLACK = SLEEPING_CONTEXTS
 """Per device, after the last process of an engine: the contexts of the other roles, which may have
 been started after it."""
+
+
+class NodeUse(Message):
+    """Bytes in use on one node's devices of a replica; None where they cannot be told."""
+
+    node: int
+    devices: int
+    at_launch: int | None
+    """Just before its server was started; None without a server."""
+    in_use: int | None
+    after: int | None = None
+    """Once it had let go."""
 
 
 async def memory_in_use(gpus: Sequence[int]) -> int | None:

@@ -1,17 +1,19 @@
-"""Starting and ending one fenced server on this host."""
+"""Starting and ending one fenced server on this host: an engine, or one node's part of it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-import uuid
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
@@ -19,6 +21,7 @@ from relax_infer.engines import host_processes
 from relax_infer.engines.command import command_line, environment, server_settings
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.holder import Holder, HolderFiles
+from relax_infer.engines.host_processes import ProcessStamp
 from relax_infer.engines.memory import memory_in_use
 from relax_infer.engines.release import (
     EngineProcesses,
@@ -31,7 +34,9 @@ from relax_infer.engines.release import (
 _POLL = 0.1
 _LOG_LINES = 25
 _PORT_TAKEN = "address already in use"
-_PORT_ATTEMPTS = 3
+_LOOPBACK = "127.0.0.1"
+_DERIVED_PORTS = 7
+"""SGLang's data-parallel attention listens on the rendezvous port and the next ones."""
 _CUDA_GRACE = 30.0
 """Seconds that an engine on CUDA may take to let go by itself before it is killed."""
 
@@ -47,10 +52,38 @@ class EngineProcess:
         self.holder = holder
         self.control = EngineControl(Path(holder.socket))
         self._popen = popen
+        self._core = frozenset(_workers(holder.processes))
+
+    @property
+    def inherited(self) -> bool:
+        """Whether an actor that is gone started it."""
+        return self._popen is None
+
+    def with_holder(self, holder: Holder) -> "EngineProcess":
+        """The same process, of which more is known."""
+        return EngineProcess(holder, self._popen)
+
+    def lost(self) -> str | None:
+        """What is wrong with it, as far as its processes tell; None where they live."""
+        if self.inherited:
+            return (
+                f"incarnation {self.holder.processes.incarnation} was started by an actor that is"
+                " gone"
+            )
+        if self.exited():
+            return (
+                f"its server exited by itself; the end of its log {self.holder.log}:\n{self.tail()}"
+            )
+        gone = self.missing()
+        return f"its process {gone[0]} is gone" if gone else None
 
     def exited(self) -> bool:
         """Whether the server's first process is gone (others of its tree may live on)."""
         return self._popen is None or self._popen.poll() is not None
+
+    def missing(self) -> tuple[int, ...]:
+        """Pids of processes without which the server cannot work and that are gone."""
+        return tuple(s.pid for s in self._core if not host_processes.alive(s))
 
     async def exits_within(self, seconds: float) -> bool:
         """Wait for the server's first process to be gone."""
@@ -69,63 +102,49 @@ class EngineProcess:
         return _tail(Path(self.holder.log))
 
 
-async def start_engine(
-    spec: EngineGroupSpec,
-    replica: int,
-    files: HolderFiles,
-    *,
-    token: FenceToken,
-    model_path: Path,
-    weight_version: int | None,
+class Launch(Message):
+    """What the servers of one incarnation have in common, on every node."""
+
+    group: EngineGroupSpec
+    incarnation: str
+    token: FenceToken
+    model_path: str
+    weight_version: int | None = None
+    rendezvous: str | None = None
+    """``HOST:PORT`` on the head's host at which the ranks of several nodes meet."""
+
+    def mark(self, node: int) -> str:
+        """The marker of one node's processes: two nodes on one host are told apart."""
+        return f"{self.incarnation}.node-{node}" if node else self.incarnation
+
+
+async def start_server(
+    launch: Launch, replica: int, node: int, files: HolderFiles
 ) -> EngineProcess:
-    """Start a server and wait until it answers and every process of it shows its marker.
-
-    Its gate is closed. On failure nothing of it is left, or the holder file stays.
-
-    Raises:
-        PermanentError: the server exited; the text has the last lines of its log.
-        TransientError: it did not answer within ``spec.launch_timeout``.
-        UnconfirmedError: it failed and its processes could not be proved gone.
-    """
-    for attempt in range(1, _PORT_ATTEMPTS + 1):
-        try:
-            return await _start_once(spec, replica, files, token, model_path, weight_version)
-        except PortTaken:
-            if attempt == _PORT_ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
-
-
-async def _start_once(
-    spec: EngineGroupSpec,
-    replica: int,
-    files: HolderFiles,
-    token: FenceToken,
-    model_path: Path,
-    weight_version: int | None,
-) -> EngineProcess:
-    incarnation = str(uuid.uuid4())
-    bundles = spec.bundles[replica * spec.gpus_per_replica :][: spec.gpus_per_replica]
+    """Start one node's server; it is recorded before and after, and does not answer yet."""
+    spec, mark = launch.group, launch.mark(node)
+    bundles = spec.node_bundles(replica, node)
     gpus = tuple(bundle.gpu_id for bundle in bundles)
-    host = bundles[0].node_ip
+    # A follower serves nobody: what SGLang lets it answer stays on its host.
+    host = _LOOPBACK if node else bundles[0].node_ip
     port, dist_port = free_ports(host, 2)
-    name = f"{spec.actor_name(replica)}.{incarnation[:8]}"
+    name = f"{spec.actor_name(replica, node)}.{mark[:8]}"
     log = log_folder(spec) / f"{name}.log"
     request_log = _request_log_folder(spec) / f"{name}.jsonl"
     holder = Holder(
         engine_id=spec.engine_id(replica),
         processes=EngineProcesses(
-            incarnation=incarnation,
+            incarnation=mark,
             session=0,
             tree=(),
             host=host_processes.this_host(),
             not_before=host_processes.ticks_since_boot(),
         ),
-        base_url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
-        socket=str(files.socket(incarnation)),
+        base_url=None if node else f"http://{address(host, port)}",
+        socket=str(files.socket(mark)),
         log=str(log),
         request_log=str(request_log),
-        model_path=str(model_path),
+        model_path=launch.model_path,
         memory_before=await memory_in_use(gpus) if spec.device == "cuda" else None,
     )
     settings = server_settings(
@@ -133,29 +152,34 @@ async def _start_once(
         host=host,
         port=port,
         dist_port=dist_port,
-        model_path=str(model_path),
-        weight_version=weight_version,
+        model_path=launch.model_path,
+        weight_version=launch.weight_version,
+        node=node,
+        rendezvous=launch.rendezvous,
     )
     command = command_line(
-        spec, settings, socket=Path(holder.socket), token=token, request_log=request_log
+        spec, settings, socket=Path(holder.socket), token=launch.token, request_log=request_log
     )
     files.write_holder(holder)
-    popen = _spawn(command, environment(spec, incarnation, gpus), log)
+    popen = _spawn(command, environment(spec, mark, gpus), log)
     first = host_processes.process(popen.pid)
     holder = _with_processes(
         holder, session=popen.pid, tree=(first.stamp,) if first is not None else ()
     )
     files.write_holder(holder)
-    engine = EngineProcess(holder, popen)
-    try:
-        await _answers(engine, spec.launch_timeout)
-        tree = await asyncio.to_thread(check_marks, holder.processes)
-    except BaseException:
-        await asyncio.shield(end_engine(engine, spec, files))
-        raise
-    engine.holder = _with_processes(holder, session=popen.pid, tree=tree)
-    files.write_holder(engine.holder)
-    return engine
+    return EngineProcess(holder, popen)
+
+
+async def record_tree(engine: EngineProcess, files: HolderFiles) -> EngineProcess:
+    """The engine with its whole process tree, each of which shows the marker, also in its file.
+
+    Raises:
+        UnconfirmedError: one does not.
+    """
+    tree = await asyncio.to_thread(check_marks, engine.holder.processes)
+    holder = _with_processes(engine.holder, tree=tree)
+    files.write_holder(holder)
+    return engine.with_holder(holder)
 
 
 async def end_engine(
@@ -179,19 +203,24 @@ async def end_engine(
         proof = prove_release(engine.holder.processes)
         engine.exited()  # reaps it
         files.remove_holder()
-        Path(engine.holder.socket).unlink(missing_ok=True)
         return proof
 
     return await asyncio.to_thread(end)
 
 
-async def _answers(engine: EngineProcess, timeout: float) -> None:
+async def wait_for_answer(engine: EngineProcess, timeout: float) -> None:
+    """Wait until a server that was just started answers.
+
+    Raises:
+        PermanentError: it exited; the text has the last lines of its log.
+        PortTaken: it exited because of a port.
+        TransientError: it did not answer within ``timeout`` seconds.
+    """
     deadline = time.monotonic() + timeout
     while True:
         if engine.exited():
             tail = engine.tail()
-            kind = PortTaken if _PORT_TAKEN in tail.lower() else PermanentError
-            raise kind(
+            raise failed_start(
                 f"Engine {engine.holder.engine_id} exited while it started; the end of its log"
                 f" {engine.holder.log}:\n{tail}"
             )
@@ -207,6 +236,12 @@ async def _answers(engine: EngineProcess, timeout: float) -> None:
                 cure="Raise engine.launch_timeout if it was still loading.",
             )
         await asyncio.sleep(_POLL)
+
+
+def failed_start(text: str) -> PortTaken | PermanentError:
+    """What it means that a server exited while it started, from the end of its log."""
+    kind = PortTaken if _PORT_TAKEN in text.lower() else PermanentError
+    return kind(text)
 
 
 def _spawn(command: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -235,6 +270,22 @@ def free_ports(host: str, count: int) -> list[int]:
             each.close()
 
 
+def free_rendezvous(host: str) -> str:
+    """``HOST:PORT`` with a run of ports that were free on ``host`` a moment ago."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        (port,) = free_ports(host, 1)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+            for offset in range(_DERIVED_PORTS):
+                each = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                each.bind((host, port + offset))
+            return address(host, port)
+
+
+def address(host: str, port: int) -> str:
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def log_folder(spec: EngineGroupSpec) -> Path:
     home = os.environ.get("RELAX_HOME")
     if home:
@@ -256,6 +307,15 @@ def _request_log_folder(spec: EngineGroupSpec) -> Path:
     if store is None:
         return log_folder(spec) / "requests"
     return store / spec.run / "engines" / "requests"
+
+
+def _workers(engine: EngineProcesses) -> Iterator[ProcessStamp]:
+    """The server itself and SGLang's own processes; helpers of a compiler may come and go."""
+    for stamp in engine.tree:
+        row = host_processes.process(stamp.pid)
+        if row is not None and row.stamp == stamp and row.command.startswith("sglang"):
+            yield stamp
+    yield from engine.tree[:1]
 
 
 def _with_processes(holder: Holder, **changes: object) -> Holder:

@@ -3,8 +3,11 @@
 SGLang's own server in its own process, with :class:`relax_infer.engines.fence.Fence` as the
 outermost layer of its app. The TCP port has the public side only. The whole app and ``/_fence/…``
 are on a Unix socket (mode 0600, in a folder of mode 0700) that belongs to the engine's actor.
-The gate starts closed. Takes ``--fence-socket``, ``--fence-token``, ``--request-log`` and
-SGLang's own flags.
+The gate starts closed. Takes ``--fence-socket``, ``--fence-token``, ``--request-log``,
+``--fence-nodes`` and SGLang's own flags.
+
+On a follower of a replica over several nodes SGLang builds no app: nothing but ``/health`` on
+loopback, no socket, no gate. It lives until its scheduler ends.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +42,6 @@ UNFENCED: dict[str, tuple[Any, ...]] = {
     "disaggregation_mode": (None, "null"),
     "kv_events_config": (None,),
     "remote_instance_weight_loader_start_seed_via_transfer_engine": (None, False),
-    "nnodes": (None, 1),
 }
 """Settings, and the values of each that open no listener beside the fenced ones."""
 
@@ -70,6 +73,9 @@ class SGLangBackend:
 
     async def flush(self) -> bool:
         return bool((await self._manager.flush_cache()).success)
+
+    def silent_for(self) -> float:
+        return max(0.0, time.time() - self._manager.last_receive_tstamp)
 
 
 class FencedServer:
@@ -142,11 +148,15 @@ class _Quiet(uvicorn.Server):
         yield
 
 
-def unfenced(settings: Any) -> list[str]:
-    """Settings of a server, and variables, that would open a way around the fence."""
+def unfenced(settings: Any, nodes: int = 1) -> list[str]:
+    """Settings of a server, and variables, that would open a way around the fence.
+
+    ``nodes`` of the replica are fenced by the head's actor: a follower serves nobody, and what the
+    ranks say to each other is no way in for callers. More of them were not asked for.
+    """
     found = [
         f"{name}={getattr(settings, name)}"
-        for name, harmless in UNFENCED.items()
+        for name, harmless in {**UNFENCED, "nnodes": (None, nodes)}.items()
         if hasattr(settings, name) and getattr(settings, name) not in harmless
     ]
     return found + [
@@ -161,6 +171,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--fence-socket", type=Path, required=True)
     parser.add_argument("--fence-token", required=True, help="<counter>:<grant id>")
     parser.add_argument("--request-log", type=Path, required=True)
+    parser.add_argument("--fence-nodes", type=int, default=1, help="nodes of the replica")
     ours, theirs = parser.parse_known_args(arguments)
     counter, _, grant = ours.fence_token.partition(":")
 
@@ -174,7 +185,8 @@ def main(arguments: list[str]) -> None:
     server_args.resolve_once()
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    if ways := sorted({*unfenced(server_args), *unfenced(resolving_view(server_args))}):
+    views = (server_args, resolving_view(server_args))
+    if ways := sorted({way for view in views for way in unfenced(view, ours.fence_nodes)}):
         raise SystemExit(
             f"refused: {', '.join(ways)} would open a listener that the fence does not cover;"
             " remove it from the engine's server_args or the environment"

@@ -33,11 +33,12 @@ class GroupEvent(StrEnum):
     DRAIN_STARTED = "DRAIN_STARTED"
     RELEASE_CONFIRMED = "RELEASE_CONFIRMED"
     OPERATION_UNCONFIRMED = "OPERATION_UNCONFIRMED"
+    REPLICA_LOST = "REPLICA_LOST"
+    LOST_REPLICA_PROVED_GONE = "LOST_REPLICA_PROVED_GONE"
     SLEEP_PROVED = "SLEEP_PROVED"
     READY_PROVED = "READY_PROVED"
     STOP_STARTED = "STOP_STARTED"
     RELEASE_PROVED = "RELEASE_PROVED"
-    RESOLVED_BY_OPERATOR = "RESOLVED_BY_OPERATOR"
 
 
 _G, _E = GroupState, GroupEvent
@@ -58,9 +59,10 @@ GROUP = Machine(
         ((_G.READY, _G.ONLOADING), _E.DRAIN_STARTED, _G.DRAINING),
         (_G.DRAINING, _E.RELEASE_CONFIRMED, _G.SLEEPING),
         (_HELD, _E.OPERATION_UNCONFIRMED, _G.BLOCKED),
+        (_G.READY, _E.REPLICA_LOST, _G.BLOCKED),
+        (_G.BLOCKED, _E.LOST_REPLICA_PROVED_GONE, _G.ONLOADING),
         (_G.BLOCKED, _E.SLEEP_PROVED, _G.SLEEPING),
         (_G.BLOCKED, _E.READY_PROVED, _G.READY),
-        (_G.BLOCKED, _E.RESOLVED_BY_OPERATOR, _G.STOPPED),
         (tuple(s for s in _G if s not in (_G.STOPPING, _G.STOPPED)), _E.STOP_STARTED, _G.STOPPING),
         ((_G.STOPPING, _G.BLOCKED), _E.RELEASE_PROVED, _G.STOPPED),
     ),
@@ -68,6 +70,7 @@ GROUP = Machine(
         (_G.BLOCKED, _E.RELEASE_CONFIRMED): "A late answer proves nothing: reconcile probes, or a"
         " person resolves.",
         (_G.BLOCKED, _E.ONLOAD_STARTED): "Nothing may load while a release is unconfirmed.",
+        (_G.READY, _E.LOST_REPLICA_PROVED_GONE): "A loss is shown before it is mended.",
         (_G.STOPPED, _E.OPENED): "There is no process that could answer.",
     },
 )

@@ -23,7 +23,8 @@ class RecoveryState(StrEnum):
     BLOCKED = "BLOCKED"
     """No proof could be had; a person must say that it is gone."""
     ABANDONED = "ABANDONED"
-    """It was given up; its GPUs were proved free or resolved by a person."""
+    """It is not rebuilt: nobody needs it now, or it was given up. Its GPUs are free, by proof or
+    by a person's word."""
 
 
 class RecoveryEvent(StrEnum):
@@ -36,7 +37,7 @@ class RecoveryEvent(StrEnum):
     WEIGHTS_CONFIRMED = "WEIGHTS_CONFIRMED"
     CHECK_PASSED = "CHECK_PASSED"
     CHECK_FAILED = "CHECK_FAILED"
-    BUDGET_SPENT = "BUDGET_SPENT"
+    LEFT_RELEASE_PROVED = "LEFT_RELEASE_PROVED"
     RESOLVED_BY_OPERATOR = "RESOLVED_BY_OPERATOR"
 
 
@@ -54,17 +55,18 @@ RECOVERY = Machine(
         (_S.STOPPING, _E.STOPPED, _S.PROVING),
         (_S.PROVING, _E.RELEASE_PROVED, _S.REBUILDING),
         ((_S.STOPPING, _S.PROVING), _E.PROOF_FAILED, _S.BLOCKED),
-        (_S.BLOCKED, _E.RELEASE_PROVED, _S.REBUILDING),
-        (_S.BLOCKED, _E.RESOLVED_BY_OPERATOR, _S.REBUILDING),
+        ((_S.PROVING, _S.BLOCKED), _E.LEFT_RELEASE_PROVED, _S.ABANDONED),
+        (_S.BLOCKED, _E.RESOLVED_BY_OPERATOR, _S.ABANDONED),
         (_S.REBUILDING, _E.REBUILT, _S.SYNCING),
         ((_S.REBUILDING, _S.SYNCING), _E.REBUILD_FAILED, _S.FENCED),
         (_S.SYNCING, _E.WEIGHTS_CONFIRMED, _S.CHECKING),
         (_S.CHECKING, _E.CHECK_PASSED, _S.READMITTED),
         (_S.CHECKING, _E.CHECK_FAILED, _S.FENCED),
-        (_S.REBUILDING, _E.BUDGET_SPENT, _S.ABANDONED),
     ),
     forbidden={
         (_S.FENCED, _E.REBUILT): "Nothing is rebuilt before the last incarnation is proved gone.",
-        (_S.FENCED, _E.BUDGET_SPENT): "A replica is given up only after its GPUs are proved free.",
+        (_S.FENCED, _E.LEFT_RELEASE_PROVED): "A replica is given up only after its GPUs are proved"
+        " free.",
+        (_S.BLOCKED, _E.REBUILT): "Nothing is rebuilt beside what may still live.",
     },
 )

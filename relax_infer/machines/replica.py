@@ -42,6 +42,7 @@ class ReplicaEvent(StrEnum):
     STOP_UNCONFIRMED = "STOP_UNCONFIRMED"
     DEATH_NOTICED = "DEATH_NOTICED"
     RELEASE_PROVED = "RELEASE_PROVED"
+    RESOLVED_BY_OPERATOR = "RESOLVED_BY_OPERATOR"
 
 
 _R, _E = ReplicaState, ReplicaEvent
@@ -68,6 +69,7 @@ REPLICA = Machine(
         ((*_ALIVE, _R.FAILED), _E.STOP_STARTED, _R.STOPPING),
         (_R.STOPPING, _E.STOP_UNCONFIRMED, _R.FAILED),
         ((_R.STOPPING, _R.FAILED), _E.RELEASE_PROVED, _R.DEAD),
+        (_R.FAILED, _E.RESOLVED_BY_OPERATOR, _R.DEAD),
     ),
     forbidden={
         (_R.FAILED, _E.RELEASE_CONFIRMED): "A failed replica lets go by release proof, not by an"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, TransientError
-from relax_infer.placement.plan import POOL
+from relax_infer.placement.placed import POOL
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from relax_infer.contracts.engines import BundleBinding
-from relax_infer.placement.plan import Placement
+from relax_infer.placement.placed import Placement
 
 Row = TypeVar("Row", Mapping[str, Any], BundleBinding)
 

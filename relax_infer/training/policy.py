@@ -41,6 +41,9 @@ class PolicyTrainer:
         self._current: Ledger | None = None
         self._spoilt = False
         self.resident = False
+        """Whether everything is on the device."""
+        self.holds = False
+        """Whether anything may be."""
 
     @property
     def ledger(self) -> Ledger:
@@ -61,6 +64,7 @@ class PolicyTrainer:
         """
         if self.resident:
             return
+        self.holds = True
         if self._learner is None:
             self._build()
         else:
@@ -69,9 +73,9 @@ class PolicyTrainer:
 
     def offload(self) -> None:
         """Nothing but a device context is left on the device. Idempotent."""
-        if self._learner is not None and self.resident:
+        if self._learner is not None and self.holds:
             self._learner.to_host()
-        self.resident = False
+        self.resident = self.holds = False
 
     def memory_in_use(self) -> int | None:
         """Bytes in use on the whole device as the driver counts them; None on a CPU and
@@ -137,7 +141,7 @@ class PolicyTrainer:
         if self._learner is not None:
             from relax_infer.training.parallel import stop_parallel
 
-            self._learner, self.resident = None, False
+            self._learner, self.resident, self.holds = None, False, False
             stop_parallel()
 
     def _build(self) -> None:

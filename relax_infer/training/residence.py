@@ -15,7 +15,7 @@ import psutil
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.failures import UnconfirmedError
-from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fence import FenceMemory, FenceRecord, FenceToken
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.training.hf_folder import sync_folder
 from relax_infer.training.ledger import run_folder
@@ -44,11 +44,13 @@ class TrainerFiles:
         self._residence = here / f"{spec.actor_name(rank)}.residence.json"
         self._fence = run_folder(spec.run) / "trainer" / f"rank-{rank}.fence.json"
 
-    def fence(self) -> FenceToken | None:
-        return _read(self._fence, FenceToken)
+    def fence_memory(self) -> FenceMemory:
+        record = _read(self._fence, FenceRecord)
+        return FenceMemory() if record is None else FenceMemory(record.token, ended=record.ended)
 
-    def write_fence(self, token: FenceToken) -> None:
-        _write(self._fence, token)
+    def write_fence(self, memory: FenceMemory) -> None:
+        if memory.seen is not None:
+            _write(self._fence, FenceRecord(token=memory.seen, ended=memory.ended))
 
     def residence(self) -> Residence | None:
         return _read(self._residence, Residence)

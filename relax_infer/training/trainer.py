@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relax_infer.contracts.engines import TRAINER_TAGS, ReleaseEvidence
-from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.contracts.failures import PermanentError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.contracts.training import (
     TrainerOperation,
     TrainerReport,
@@ -45,7 +45,7 @@ class TrainerActor:
         """``read`` gives the rows of a partition; None: TransferQueue."""
         self._files = TrainerFiles(spec, rank)
         self._earlier = self._files.residence()
-        self._fence = FenceMemory(self._files.fence())
+        self._fence = self._files.fence_memory()
         self._policy = PolicyTrainer(spec, rank)
         self._holder = f"trainer/rank-{rank}"
         self._read = read or _read_partition
@@ -66,6 +66,7 @@ class TrainerActor:
             resident=self._policy.resident,
             fence=self._fence.seen,
             actor_pid=os.getpid(),
+            doubt=self._doubt(),
         )
 
     async def onload(self, op: TrainerOperation) -> TrainerReport:
@@ -105,7 +106,7 @@ class TrainerActor:
 
     async def _onload(self, op: TrainerOperation) -> TrainerReport:
         async with self._turn:
-            self._admit(op.fence)
+            self._admit(op.fence, loads=True)
             await self._make_resident(op.fence)
         return TrainerReport(status=await self.status())
 
@@ -113,6 +114,8 @@ class TrainerActor:
         async with self._turn:
             self._admit(op.fence)
             evidence = await self._release(op.fence)
+            self._fence.end()
+            self._files.write_fence(self._fence)
         return TrainerReport(status=await self.status(), evidence=(evidence,))
 
     async def _train(self, request: TrainRequest) -> TrainResult:
@@ -146,18 +149,34 @@ class TrainerActor:
         check_gone(self._earlier)
         await self._make_resident(seen)
 
-    def _admit(self, token: FenceToken) -> None:
+    def _admit(self, token: FenceToken, *, loads: bool = False) -> None:
         if self._earlier is not None:
             check_gone(self._earlier)
         known = self._fence.seen
-        self._fence.admit(token)
+        self._fence.admit(token, loads=loads)
         if token != known:
-            self._files.write_fence(token)
+            self._files.write_fence(self._fence)
 
     async def _make_resident(self, token: FenceToken) -> None:
+        """What was loaded before a failure is taken off the device again."""
         self._files.write_residence(token)
-        await self._in_thread(self._policy.onload)
+        try:
+            await self._in_thread(self._policy.onload)
+        except BaseException:
+            await self._in_thread(self._policy.offload)
+            raise
         self._earlier = None
+
+    def _doubt(self) -> str | None:
+        """Why nobody can tell whether the device is free."""
+        if self._policy.holds and not self._policy.resident:
+            return "the trainer is partly loaded"
+        if self._earlier is not None and self._earlier.resident_under is not None:
+            try:
+                check_gone(self._earlier)
+            except UnconfirmedError as error:
+                return str(error)
+        return None
 
     async def _release(self, token: FenceToken) -> ReleaseEvidence:
         """Let go, and say why it is believed: on CUDA by the memory that came free, on a CPU, which

@@ -19,7 +19,7 @@ def no_stack_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["run", "nope"], "Shipped: quickstart."),
+        (["run", "nope"], "Shipped: decoupled-64x8-pd, "),
         (["run", "quickstart", "--set", "train.lr=1"], "train.lr: no such field"),
         (["run", "quickstart", "--set", "train"], "not of the form key=value"),
         (["run", "quickstart", "--set", "steps=many"], "steps: "),
@@ -28,7 +28,8 @@ def no_stack_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "quickstart", "--no-follow", "--down"], "--no-follow does not wait"),
         (["run", "quickstart", "--set", "rollout.engine.replicas=3"], "cluster.gpus to 3"),
         (["plan", "quickstart", "--set", "train.ray_gpu_fraction=0.9"], "would reserve 1.5"),
-        (["config", "show", "nope"], "Shipped: quickstart."),
+        (["run", "split-4x8"], "mode: split is planned but not run yet"),
+        (["config", "show", "nope"], "Shipped: decoupled-64x8-pd, "),
         (["status"], "`relax-infer up`"),
         (["status", "run-1"], "`relax-infer up`"),
         (["report", "run-1"], "`relax-infer up`"),

@@ -41,6 +41,35 @@ def test_a_plan_as_json_says_the_same(command: Command):
     assert [p["role"] for p in document["placements"]] == ["rollout", "genrm", "teacher"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        (
+            "split-4x8",
+            [
+                ["generate, evaluate", "pool", "0-15", "rollout policy", "4 x 4 GPUs"],
+                ["", "pool", "16-19", "genrm quality", "2 x 2 GPUs"],
+                ["train", "pool", "0-31", "trainer", "32 ranks"],
+            ],
+        ),
+        (
+            "decoupled-64x8-pd",
+            [
+                ["inference+train", "rollout", "0-63", "rollout policy", "8 prefill x 8 GPUs"],
+                ["", "trainer", "0-255", "trainer", "256 ranks"],
+            ],
+        ),
+    ],
+)
+def test_a_large_plan_is_a_list_of_who_has_which_gpus(
+    command: Command, recipe: str, lines: list[list[str]]
+):
+    shown = command("plan", recipe)
+    assert shown.exit_code == 0, shown.output
+    rows = [[c.strip() for c in x.strip("│").split("│")] for x in shown.stdout.splitlines()]
+    assert all(line in rows for line in lines), shown.stdout
+
+
 def test_config_show_is_the_recipe_with_defaults_and_overrides(command: Command):
     shown = command("config", "show", "quickstart", "--set", "train.learning_rate=1e-4")
     assert shown.exit_code == 0, shown.output

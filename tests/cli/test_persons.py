@@ -33,8 +33,8 @@ def test_a_blocked_lease_is_released_only_by_who_saw_that_its_holder_is_gone(
     remote: Command, temporal: Temporal, run_id: str
 ):
     world = ScriptedWorld(reconcile_timeout=0.2)
-    world.faults["offload_engines"] = ["", "", "", "", "wedge"]
-    world.faults["probe_engines"] = ["unknown"] * 40
+    world.engines.engines["genrm", 0].hides = True
+    world.faults["judge_samples"] = ["kill_engine"]
     person = ("--who", "ada", "--why", "looked")
     with temporal.working(world):
         blocked = remote("run", "quickstart", "--run-id", run_id, "--steps", "1")
@@ -44,7 +44,7 @@ def test_a_blocked_lease_is_released_only_by_who_saw_that_its_holder_is_gone(
         assert refused.exit_code == 2
         assert "confirm_released" in refused.stderr
         assert status(remote, run_id)["state"] == "BLOCKED"
-        world.resident = {}
+        world.engines.end_all()
         answered = remote("resolve", run_id, *person, "--confirm-released")
         assert answered.exit_code == 0, answered.output
         eventually(lambda: status(remote, run_id)["state"] != "BLOCKED")

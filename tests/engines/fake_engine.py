@@ -53,6 +53,9 @@ class FakeEngine:
     async def flush(self) -> bool:
         return not self.busy_scheduler
 
+    def silent_for(self) -> float:
+        return 0.0
+
     # App
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -13,11 +13,17 @@ import pytest
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines import router_command
-from relax_infer.engines.command import CPU_SHIM, command_line, environment, server_settings
+from relax_infer.engines.command import (
+    CPU_SHIM,
+    command_line,
+    cores_of_ranks,
+    environment,
+    server_settings,
+)
 from relax_infer.engines.holder import Holder, HolderFiles
 from relax_infer.engines.host_processes import this_host
 from relax_infer.engines.memory import MIB, sum_of_devices
-from relax_infer.engines.process import free_ports, local_path
+from relax_infer.engines.process import free_ports, free_rendezvous, local_path
 from relax_infer.engines.release import MARKER, EngineProcesses
 from relax_infer.engines.server import UNFENCED, unfenced
 from tests.engines.checkpoints import group_spec, make_checkpoint
@@ -55,6 +61,42 @@ def test_on_cuda_only_an_engine_that_sleeps_has_the_memory_saver_and_a_copy_of_i
     assert saver["enable-memory-saver"] is saver["enable-weights-cpu-backup"] is True
     assert "enable-memory-saver" not in restart
     assert "device" not in saver
+
+
+def test_a_node_of_several_has_its_rank_and_the_rendezvous_of_all(spec):
+    wide = spec.model_copy(update={"gpus_per_replica": 16, "nodes_per_replica": 2})
+    made = [settings(wide, node=node, rendezvous="h:7") for node in (0, 1)]
+    assert [each["node-rank"] for each in made] == [0, 1]
+    assert {(each["nnodes"], each["dist-init-addr"], each["tp"]) for each in made} == {
+        (2, "h:7", 16)
+    }
+    command = command_line(wide, made[1], socket=Path("s"), token=TOKEN, request_log=Path("l"))
+    assert command[command.index("--fence-nodes") + 1] == "2"
+    assert command[command.index("--node-rank") + 1] == "1"
+
+
+def test_one_node_is_told_of_no_others_whatever_the_spec_says(spec):
+    sneaky = spec.model_copy(update={"server_args": {"nnodes": 2, "dist-init-addr": "h:1"}})
+    made = settings(sneaky)
+    assert (made["nnodes"], made["node-rank"], made["dist-init-addr"]) == (None, None, None)
+
+
+def test_pipeline_stages_divide_the_tensor_parallel_size(spec):
+    staged = spec.model_copy(update={"gpus_per_replica": 8, "server_args": {"pp-size": 2}})
+    assert settings(staged)["tp"] == 4
+
+
+def test_every_rank_of_a_cpu_engine_has_cores_of_its_own_where_there_are_enough(spec, monkeypatch):
+    assert cores_of_ranks([0, 1, 2, 3], 2) == "0,1|2,3"
+    assert cores_of_ranks([4, 6], 3) == "4|6|4"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    name = "SGLANG_CPU_OMP_THREADS_BIND"
+    wide = spec.model_copy(update={"gpus_per_replica": 2})
+    assert name not in environment(spec, "i", (0,), {})
+    assert environment(wide, "i", (0, 1), {})[name] == "0|1"
+    assert environment(wide, "i", (0, 1), {name: "5|6"})[name] == "5|6"
+    two = wide.model_copy(update={"nodes_per_replica": 2})
+    assert environment(two, "i", (0,), {})[name] == "0,1"
 
 
 def test_flags_become_arguments(spec):
@@ -97,6 +139,12 @@ def test_a_setting_that_opens_another_listener_is_found(name, value):
     harmless = {each: values[0] for each, values in UNFENCED.items()}
     assert unfenced(types.SimpleNamespace(**harmless)) == []
     assert unfenced(types.SimpleNamespace(**{**harmless, name: value})) == [f"{name}={value}"]
+
+
+def test_the_nodes_of_a_replica_are_fenced_and_no_more_of_them():
+    assert unfenced(types.SimpleNamespace(nnodes=2), 2) == []
+    assert unfenced(types.SimpleNamespace(nnodes=3), 2) == ["nnodes=3"]
+    assert unfenced(types.SimpleNamespace(nnodes=2), 1) == ["nnodes=2"]
 
 
 def test_a_variable_that_opens_another_listener_is_found(monkeypatch):
@@ -157,6 +205,14 @@ def test_free_ports_are_different_and_bindable():
     for port in ports:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
+
+
+def test_a_rendezvous_has_the_ports_after_it_free_too():
+    host, _, port = free_rendezvous("127.0.0.1").rpartition(":")
+    assert host == "127.0.0.1"
+    for offset in range(7):
+        with socket.socket() as probe:
+            probe.bind((host, int(port) + offset))
 
 
 @pytest.mark.parametrize(

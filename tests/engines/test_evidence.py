@@ -7,7 +7,13 @@ import pytest
 from relax_infer.contracts.engines import OffloadCheck, ReleaseEvidence
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
-from relax_infer.engines.evidence import check_evidence, read_evidence, write_evidence
+from relax_infer.engines.evidence import (
+    check_evidence,
+    read_evidence,
+    release_evidence,
+    write_evidence,
+)
+from relax_infer.engines.memory import NodeUse
 from tests.engines.checkpoints import group_spec
 
 TOKEN = FenceToken(counter=7, grant_id="g")
@@ -50,6 +56,22 @@ def test_evidence_of_every_holder_under_the_token_is_confirmed_with_its_kinds_of
         (
             [BOTH[0], given("p/1", proof="process_gone", memory_after=9, residual_allowed=8)],
             "p/1 still has 9 bytes",
+        ),
+        (
+            [
+                BOTH[0],
+                given(
+                    "p/1",
+                    proof="memory",
+                    memory_after=8,
+                    residual_allowed=8,
+                    nodes=(
+                        {"node": 0, "before": 9, "after": 2, "allowed": 4},
+                        {"node": 1, "before": 9, "after": 6, "allowed": 4},
+                    ),
+                ),
+            ],
+            "p/1 still has 6 bytes in use on its node 1, 4 allowed",
         ),
         ([BOTH[0], given("p/1", proof="memory")], "p/1 claims freed memory"),
         ([BOTH[0], given("p/1", proof="memory", residual_allowed=8)], "did not say how much"),
@@ -100,3 +122,30 @@ def test_evidence_that_was_changed_or_is_gone_is_not_read(tmp_path: Path):
     path.unlink()
     with pytest.raises(PermanentError, match="is gone"):
         read_evidence(ref)
+
+
+def use(node: int, at_launch: int | None, after: int | None) -> NodeUse:
+    return NodeUse(node=node, devices=8, at_launch=at_launch, in_use=90, after=after)
+
+
+def test_evidence_of_several_nodes_has_the_sum_and_every_node_s_own_measure():
+    uses = (use(0, 1, 10), use(1, 2, 20))
+    made = release_evidence("p/0", TOKEN, at=1.0, gone=False, uses=uses, beyond=5)
+    assert made.proof == "memory"
+    assert (made.memory_before, made.memory_after, made.residual_allowed) == (180, 30, 83)
+    assert [(part.node, part.after, part.allowed) for part in made.nodes] == [
+        (0, 10, 41),
+        (1, 20, 42),
+    ]
+    alone = release_evidence("p/0", TOKEN, at=1.0, gone=False, uses=uses[:1], beyond=5)
+    assert (alone.memory_after, alone.residual_allowed, alone.nodes) == (10, 41, ())
+
+
+def test_nodes_that_cannot_tell_are_simulated_together_and_unconfirmed_beside_one_that_can():
+    silent = use(1, None, None)
+    made = release_evidence("p/0", TOKEN, at=1.0, gone=False, uses=(silent, silent))
+    assert (made.proof, made.memory_after) == ("simulated", None)
+    with pytest.raises(UnconfirmedError, match=r"nodes \[1\]"):
+        release_evidence("p/0", TOKEN, at=1.0, gone=False, uses=(use(0, 1, 2), silent))
+    gone = release_evidence("p/0", TOKEN, at=1.0, gone=True, uses=(use(0, 1, 2), silent))
+    assert (gone.proof, gone.memory_after) == ("process_gone", 2)

@@ -18,6 +18,7 @@ from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.engines import expected_digest, host_processes, read_request_log
 from relax_infer.engines.actor import EngineActor, ReplicaOutcome
+from relax_infer.engines.canary import compare_canaries
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.release import find_processes
@@ -378,3 +379,95 @@ async def test_a_server_that_would_listen_beside_its_fence_refuses_to_start(engi
         engine.spec = engine.spec.model_copy(update={"server_args": {}})
     assert outcome.report.state is ReplicaState.DEAD
     assert "the fence does not cover" in (outcome.report.error or "")
+
+
+async def test_a_canary_is_kept_for_the_weights_and_holds_over_sleep_and_restart(engine):
+    await engine.ready(0)
+    files = HolderFiles(engine.spec, 0)
+    taken = files.canary()
+    assert taken is not None
+    assert taken.digest == expected_digest(engine.folder / "version-0", "float32")
+    await engine.operate("offload")
+    await engine.ready(0)
+    assert files.canary() == taken
+    await engine.operate("stop")
+    await engine.ready(0)
+    compare_canaries(taken, files.canary())
+    await engine.ready(1)
+    assert files.canary().digest != taken.digest
+
+
+async def test_an_engine_that_computes_something_else_fails_its_canary_and_answers_nobody(engine):
+    url = await engine.ready(0)
+    files = HolderFiles(engine.spec, 0)
+    taken = files.canary()
+    await engine.operate("offload")
+    shifted = tuple(each - 1.0 for each in taken.log_probs)
+    files.write_canary(taken.model_copy(update={"log_probs": shifted}))
+    outcome = await engine.operate("onload", 0)
+    assert outcome.report.state is ReplicaState.FAILED
+    assert "canary" in (outcome.report.error or "")
+    assert (await generate(url, "wrong"))[0] == 503
+    files.write_canary(taken)
+    await engine.ready(0)
+
+
+async def test_health_tells_a_lost_scheduler_from_a_sleeping_engine(engine):
+    await engine.ready(0)
+    assert (await engine.actor.health()).state is ReplicaState.READY
+    await engine.operate("offload")
+    assert (await engine.actor.health()).state is ReplicaState.SLEEPING
+    await engine.ready(0)
+    scheduler = await scheduler_of(engine)
+    os.kill(scheduler, signal.SIGKILL)
+    deadline = asyncio.get_running_loop().time() + 10
+    while host_processes.process(scheduler) is not None:
+        assert asyncio.get_running_loop().time() < deadline
+    report = await engine.actor.health()
+    assert report.state is ReplicaState.FAILED
+    assert report.base_url is None
+    assert f"process {scheduler} is gone" in (report.error or "")
+
+
+async def test_a_scheduler_that_stands_still_is_noticed_by_its_silence(engine):
+    """pains 20: nothing is lost, nothing fails, and nothing goes on."""
+    engine.spec = engine.spec.model_copy(update={"health_timeout": 3.0})
+    await engine.operate("stop")
+    await engine.ready(0)
+    scheduler = await scheduler_of(engine)
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        deadline = asyncio.get_running_loop().time() + 60
+        while (report := await engine.actor.health()).state is ReplicaState.READY:
+            assert asyncio.get_running_loop().time() < deadline
+        assert "no sign of life" in (report.error or "")
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
+        engine.spec = engine.spec.model_copy(update={"health_timeout": 60.0})
+    outcome = await engine.operate("stop")
+    assert outcome.report.state is ReplicaState.DEAD
+
+
+async def test_a_person_s_word_is_refused_while_a_process_lives(engine):
+    await engine.ready(0)
+    last = engine.actor
+    engine.actor = EngineActor(engine.spec, 0)  # the old one is gone, as far as anyone can tell
+    outcome = await engine.operate("forget", word="ana: rebooted")
+    assert outcome.report.state is ReplicaState.FAILED
+    assert "live on this host" in (outcome.report.error or "")
+    for pid in (await last.describe()).pids:
+        os.kill(pid, signal.SIGKILL)
+    deadline = asyncio.get_running_loop().time() + 10
+    while (await engine.operate("forget", word="ana")).report.state is not ReplicaState.DEAD:
+        assert asyncio.get_running_loop().time() < deadline
+    await last.probe()  # it is this process's child, and dead only now
+    assert HolderFiles(engine.spec, 0).holder() is None
+    await engine.ready(0)
+
+
+async def scheduler_of(engine: RealEngine) -> int:
+    for pid in (await engine.actor.describe()).pids:
+        row = host_processes.process(pid)
+        if row is not None and "schedul" in row.command:
+            return pid
+    raise AssertionError("no scheduler")

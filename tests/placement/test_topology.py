@@ -3,9 +3,14 @@ from typing import Any
 
 import pytest
 
-from relax_infer.config import load_recipe
+from relax_infer.config import load_recipe, shipped_recipes
 from relax_infer.contracts.engines import BundleBinding
-from relax_infer.placement import Placement, plan_inference_placement, validate_bound_placement
+from relax_infer.placement import (
+    Placement,
+    model_placement,
+    plan_inference_placement,
+    validate_bound_placement,
+)
 
 ONE_GPU = plan_inference_placement(load_recipe("quickstart")).placements[0]
 TWO_GPUS = replace(ONE_GPU, num_gpus=4, gpus_per_engine=2, num_gpus_per_node=4)
@@ -17,6 +22,11 @@ def rows(*devices: tuple[str, Any]) -> list[dict[str, Any]]:
         {"bundle_index": n, "node_id": node, "node_ip": "10.0.0.1", "gpu_id": gpu}
         for n, (node, gpu) in enumerate(devices)
     ]
+
+
+def cluster(gpus: int, per_node: int) -> list[dict[str, Any]]:
+    """Whole nodes, as a pool of many has them."""
+    return rows(*((f"node-{n // per_node:03}", n % per_node) for n in range(gpus)))
 
 
 FOUR = rows(("a", 0), ("a", 1), ("b", 0), ("b", 1))
@@ -64,3 +74,26 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         validate_bound_placement(placement, topology, order)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_plan_fits_a_cluster_of_whole_nodes(name: str) -> None:
+    plan = plan_inference_placement(load_recipe(name))
+    for placement in plan.placements:
+        size = dict(plan.pool_sizes)[placement.pool]
+        bound = validate_bound_placement(
+            placement.to_dict(), cluster(size, placement.num_gpus_per_node)
+        )
+        assert [row["bundle_index"] for row in bound] == list(
+            range(placement.bundle_start, placement.bundle_stop)
+        )
+
+
+def test_a_pool_that_begins_within_a_node_is_refused_for_engines_over_nodes() -> None:
+    plan = plan_inference_placement(load_recipe("decoupled-64x8-pd"))
+    decode = model_placement(plan, "rollout", "policy", "decode-1")
+    assert decode is not None
+    shifted = cluster(200, 8)[4:196]
+    topology = [row | {"bundle_index": n} for n, row in enumerate(shifted)]
+    with pytest.raises(ValueError, match="one node"):
+        validate_bound_placement(decode, topology)

@@ -1,7 +1,7 @@
 """A world of activities in memory, with faults on demand, for tests of what workflows decide.
 
 The one double of the activity layer. It keeps what the real parts keep (who is resident, the
-highest fence token, remembered operations, a ledger) and notes every violation of the first
+highest fence token, a ledger) and notes every violation of the first
 promise. ``test_activities_and_doubles_agree`` holds its names and types against the real ones; the
 whole loop runs on the real parts in tests/e2e.
 """
@@ -23,9 +23,10 @@ from relax_infer.contracts.engines import (
     GroupReport,
     OffloadCheck,
     OffloadConfirmation,
-    ReplicaReport,
+    WatchReport,
+    WatchRequest,
 )
-from relax_infer.contracts.fence import FenceMemory, FenceToken
+from relax_infer.contracts.fence import FenceMemory
 from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.refs import RunRef, StagedRef, WeightsRef
 from relax_infer.contracts.run import (
@@ -43,9 +44,7 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
-from relax_infer.machines import ReplicaState
-
-STAGED = StagedRef(uri="memory://x", sha256="0" * 64, rows=256)
+from tests.workflows.scripted_engines import STAGED, ScriptedEngines
 
 
 def plan(run: str, **changes: Any) -> RunPlan:
@@ -117,18 +116,18 @@ class ScriptedWorld:
         self.plan_changes = plan_changes
         self.faults: dict[str, list[str]] = defaultdict(list)
         self.calls: Counter[str] = Counter()
-        self.resident: dict[str, bool] = {}
-        self.fences: dict[str, FenceMemory] = defaultdict(FenceMemory)
-        self.weights: dict[str, int] = {}
-        self.done: dict[str, Any] = {}
-        self.violations: list[str] = []
-        self.log: list[tuple[str, str]] = []
+        self.engines = ScriptedEngines()
+        self.trainer_fence = FenceMemory()
+        self.violations = self.engines.violations
+        self.log = self.engines.log
         self.ledger: dict[int, TrainResult] = {}
         self.partitions: set[str] = set()
         self.records: dict[int, RecordRequest] = {}
         self.pushes: list[b.RegistryPush] = []
         self.front = FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
         self.moves_front_at_push = 0
+        self.held, self.go_on = asyncio.Event(), asyncio.Event()
+        """Fault ``hold``: the phase tells that it is at work, and waits."""
 
     # --- faults
 
@@ -147,42 +146,6 @@ class ScriptedWorld:
     def _after(fault: str, name: str) -> None:
         if fault == "lose_reply":
             raise ApplicationError(f"{name}: the reply was lost", type="Unconfirmed")
-
-    # --- who holds the GPUs
-
-    def _take(self, role: str, fence: FenceToken) -> None:
-        self.fences[role].admit(fence)
-        others = [r for r, up in self.resident.items() if up and r != role]
-        if others:
-            self.violations.append(f"{role} loads while {others} hold")
-        self.resident[role] = True
-        self.log.append((role, "onload"))
-
-    def _leave(self, role: str, fence: FenceToken) -> None:
-        self.fences[role].admit(fence)
-        self.resident[role] = False
-        self.log.append((role, "offload"))
-
-    def _report(
-        self, group: EngineGroupSpec, state: ReplicaState, error: str | None = None
-    ) -> GroupReport:
-        return GroupReport(
-            replicas=tuple(
-                ReplicaReport(
-                    replica=k,
-                    engine_id=group.engine_id(k),
-                    state=state,
-                    base_url=f"http://127.0.0.1:{9000 + k}",
-                    incarnation=f"{group.role}-{k}",
-                    weight_version=self.weights.get(group.role),
-                    weights_digest=f"d{self.weights.get(group.role)}",
-                    fence=self.fences[group.role].seen,
-                    error=error,
-                )
-                for k in range(group.replicas)
-            ),
-            evidence=STAGED if state in (ReplicaState.SLEEPING, ReplicaState.DEAD) else None,
-        )
 
     # --- activities
 
@@ -235,43 +198,58 @@ class ScriptedWorld:
         return run
 
     @activity.defn
+    async def launch_engines(self, operation: EngineOperation) -> GroupReport:
+        fault = await self._fault("launch_engines")
+        report = self.engines.launch(operation)
+        self._after(fault, "launch_engines")
+        return report
+
+    @activity.defn
+    async def load_engine_weights(self, operation: EngineOperation) -> GroupReport:
+        fault = await self._fault("load_engine_weights")
+        report = self.engines.onload(operation, opens=False)
+        self._after(fault, "load_engine_weights")
+        return report
+
+    @activity.defn
     async def onload_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("onload_engines")
-        role = operation.group.role
-        self._take(role, operation.fence)
-        if operation.weights is not None:
-            self.weights[role] = operation.weights.version
-        if fault == "die":
-            return self._report(operation.group, ReplicaState.FAILED, "died while it loaded")
+        report = self.engines.onload(operation, dies=fault == "die")
         self._after(fault, "onload_engines")
-        return self._report(operation.group, ReplicaState.READY)
+        return report
 
     @activity.defn
     async def offload_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("offload_engines")
-        if fault == "wedge":
-            return self._report(operation.group, ReplicaState.FAILED, "a request never drained")
-        self._leave(operation.group.role, operation.fence)
+        report = self.engines.offload(operation, wedged=fault == "wedge")
         self._after(fault, "offload_engines")
-        return self._report(operation.group, ReplicaState.SLEEPING)
+        return report
+
+    @activity.defn
+    async def watch_engines(self, request: WatchRequest) -> WatchReport:
+        await self._fault("watch_engines")
+        return await self.engines.watch(request)
+
+    @activity.defn
+    async def forget_engines(self, operation: EngineOperation) -> GroupReport:
+        await self._fault("forget_engines")
+        return self.engines.forget(operation)
 
     @activity.defn
     async def stop_engines(self, operation: EngineOperation) -> GroupReport:
-        await self._fault("stop_engines")
-        self.resident[operation.group.role] = False
-        return self._report(operation.group, ReplicaState.DEAD)
+        fault = await self._fault("stop_engines")
+        report = self.engines.stop(operation)
+        self._after(fault, "stop_engines")
+        return report
 
     @activity.defn
     async def probe_engines(self, group: EngineGroupSpec) -> GroupReport:
-        fault = await self._fault("probe_engines")
-        if fault == "unknown":
-            return self._report(group, ReplicaState.FAILED, "nobody can tell")
-        up = self.resident.get(group.role, False)
-        return self._report(group, ReplicaState.READY if up else ReplicaState.SLEEPING)
+        await self._fault("probe_engines")
+        return self.engines.report(group)
 
     async def _confirm(self, name: str, check: OffloadCheck) -> OffloadConfirmation:
         await self._fault(name)
-        if self.resident.get(check.role, False):
+        if self.engines.holds(check.role):
             self.violations.append(f"{name}: {check.role} is still resident")
         return OffloadConfirmation(
             role=check.role, holders=len(check.holders), proof=("simulated",)
@@ -295,15 +273,25 @@ class ScriptedWorld:
 
     async def _phase(self, name: str, role: str) -> b.PhaseResult:
         fault = await self._fault(name)
-        if not self.resident.get(role, False):
-            self.violations.append(f"{name} without resident {role}")
         self.log.append((role, name))
+        if fault == "hold":
+            self.held.set()
+            await self.go_on.wait()
+        if fault == "kill_engine":
+            self.engines.engines[role, 0].die()
+        if fault in ("hold", "kill_engine") and not self.engines.answers(
+            role, every=fault != "hold"
+        ):
+            raise ApplicationError(f"{name}: no answer", type="Transient", non_retryable=True)
+        if not self.engines.answers(role):
+            self.violations.append(f"{name} without an engine of {role} that answers")
         self._after(fault, name)
         return b.PhaseResult(staged=STAGED, attempt=1, requested=256, reused_groups=0)
 
     @activity.defn
     async def generate_groups(self, request: b.PhaseRequest) -> b.PhaseResult:
-        if self.weights.get("rollout") != request.weight_version:
+        up = [e for e in self.engines.of("rollout") if e.holds]
+        if {e.weights for e in up} != {request.weight_version}:
             self.violations.append("generation with other weights than asked")
         return await self._phase("generate_groups", "rollout")
 
@@ -369,32 +357,36 @@ class ScriptedWorld:
     @activity.defn
     async def onload_trainer(self, operation: TrainerOperation) -> RoleResult:
         fault = await self._fault("onload_trainer")
-        self._take("trainer", operation.fence)
+        self.trainer_fence.admit(operation.fence)
+        self.engines.take("trainer")
+        self.log.append(("trainer", "onload"))
         self._after(fault, "onload_trainer")
         return RoleResult(state="READY", holders=("trainer/rank-0",))
 
     @activity.defn
     async def offload_trainer(self, operation: TrainerOperation) -> RoleResult:
         fault = await self._fault("offload_trainer")
-        self._leave("trainer", operation.fence)
+        self.trainer_fence.admit(operation.fence)
+        self.engines.trainer_holds = False
+        self.log.append(("trainer", "offload"))
         self._after(fault, "offload_trainer")
         return RoleResult(state="SLEEPING", holders=("trainer/rank-0",), evidence=(STAGED,))
 
     @activity.defn
     async def stop_trainer(self, operation: TrainerOperation) -> RoleResult:
         await self._fault("stop_trainer")
-        self.resident["trainer"] = False
+        self.engines.trainer_holds = False
         return RoleResult(state="SLEEPING")
 
     @activity.defn
     async def probe_trainer(self, operation: TrainerOperation) -> RoleResult:
         await self._fault("probe_trainer")
-        return RoleResult(state="READY" if self.resident.get("trainer") else "SLEEPING")
+        return RoleResult(state="READY" if self.engines.trainer_holds else "SLEEPING")
 
     @activity.defn
     async def train_step(self, request: TrainRequest) -> TrainResult:
         fault = await self._fault("train_step")
-        self.fences["trainer"].admit(request.fence)
+        self.trainer_fence.admit(request.fence)
         if request.partition not in self.partitions:
             self.violations.append(f"training without partition {request.partition}")
         if request.step not in self.ledger:
@@ -422,7 +414,7 @@ class ScriptedWorld:
         return STAGED
 
 
-async def until(condition: Callable[[], Any], *, seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], Any], *, seconds: float = 20.0) -> None:
     """Wait for a condition (sync or async) of the world, up to a bound."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -46,7 +46,8 @@ async def lease(client: Client, handle: Handle) -> LeaseStatus:
 
 def nothing_was_broken(world: ScriptedWorld) -> None:
     assert world.violations == []
-    assert not any(world.resident.values())
+    assert not any(e.holds for e in world.engines.engines.values())
+    assert not world.engines.trainer_holds
     assert world.partitions == set()
 
 
@@ -123,28 +124,10 @@ async def test_a_lost_reply_costs_nothing_but_a_repeat(working: Working, name: s
     nothing_was_broken(world)
 
 
-async def test_a_wedged_offload_blocks_until_a_probe_proves_where_it_stands(working: Working):
-    world = ScriptedWorld()
-    world.faults["offload_engines"] = ["", "", "wedge"]
-    async with working(world) as client:
-        handle = await start(client, steps=1)
-        done = await handle.result()
-        seen = await lease(client, handle)
-    assert done.state is RunState.DONE
-    events = [t.event for t in seen.transitions]
-    blocked_at = events.index("TIMED_OUT")
-    assert events[blocked_at : blocked_at + 3] == [
-        "TIMED_OUT",
-        "ACTIVE_PROVED",
-        "DRAIN_STARTED",
-    ]
-    nothing_was_broken(world)
-
-
 async def test_a_blocked_lease_waits_for_a_person_and_the_batch_stays_pending(working: Working):
     world = ScriptedWorld()
-    world.faults["offload_engines"] = ["", "", "", "", "wedge"]
-    world.faults["probe_engines"] = ["unknown"] * 40
+    world.engines.engines["genrm", 0].hides = True
+    world.faults["judge_samples"] = ["kill_engine"]
     async with working(world) as client:
         handle = await start(client, steps=1)
         await until(lambda: blocked(handle))
@@ -156,7 +139,7 @@ async def test_a_blocked_lease_waits_for_a_person_and_the_batch_stays_pending(wo
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await handle.execute_update("resolve", ResolveRun(who="ada", why="looked"))
         assert "confirm_released" in str(refused.value.cause)
-        world.resident = {}
+        world.engines.end_all()
         await handle.execute_update(
             "resolve", ResolveRun(who="ada", why="no process left", confirm_released=True)
         )
@@ -207,12 +190,12 @@ async def test_a_step_that_gave_up_after_its_commit_is_tried_again(working: Work
 
 async def test_a_person_may_stop_a_run_whose_lease_is_blocked(working: Working):
     world = ScriptedWorld()
-    world.faults["offload_engines"] = ["", "", "", "", "wedge"]
-    world.faults["probe_engines"] = ["unknown"] * 40
+    world.engines.engines["genrm", 0].hides = True
+    world.faults["judge_samples"] = ["kill_engine"]
     async with working(world) as client:
         handle = await start(client, steps=3)
         await until(lambda: blocked(handle))
-        world.resident = {}
+        world.engines.end_all()
         await handle.execute_update(
             "resolve",
             ResolveRun(who="ada", why="no process left", action="stop", confirm_released=True),

@@ -1,0 +1,104 @@
+"""Parts of the recipe that placement reads: cluster, engines, training ranks."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from relax_infer.contracts.fractions import GpuFraction, check_gpu_fraction
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Scalar = str | int | float | bool | None
+
+
+def _fraction_or_auto(value: object) -> object:
+    return value if value == "auto" else check_gpu_fraction(value)
+
+
+EngineFraction = Annotated[float | Literal["auto"], BeforeValidator(_fraction_or_auto)]
+
+
+class Section(BaseModel):
+    """A part of the recipe: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Cluster(Section):
+    """The GPUs of the run."""
+
+    gpus: Positive
+    """GPUs of all pools together. In modes defer and split the roles share what training roles
+    with a pool of their own leave."""
+    gpus_per_node: Positive | None = None
+    """GPUs of one node; empty: all of them are on one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the engines and the trainer compute on; auto: cuda where the host has one."""
+    bind_timeout: Seconds = 60.0
+    """Seconds that Ray may take to place the pool."""
+
+
+class Engine(Section):
+    """How the engines of a model are run."""
+
+    replicas: Positive = 1
+    """Engines of this model."""
+    gpus_per_replica: Positive = 1
+    """GPUs of one engine: its tensor parallel size times its pipeline parallel size. More than a
+    node has: whole nodes."""
+    ray_gpu_fraction: EngineFraction = 0.2
+    """Share of a GPU, from 0 to 1, that an engine actor reserves with Ray in the first bundle that
+    it has on each node; auto: 0.2, or less where the roles of a bundle would reserve more than
+    one GPU together."""
+    offload: Literal["memory_saver", "restart", "none"] = "memory_saver"
+    """How it lets go: SGLang's release and resume, or a confirmed stop and a later start. none: it
+    stays, which only mode decoupled allows."""
+    python: str | None = None
+    """Interpreter of the engine processes; empty: the worker's own."""
+    server_args: dict[str, Scalar] = Field(default_factory=dict)
+    """Further SGLang flags, without dashes; true is a bare flag."""
+    launch_timeout: Seconds = 300.0
+    """Seconds from launch to an answering engine."""
+    drain_timeout: Seconds = 120.0
+    """Seconds that requests may take to end once admission is closed."""
+    health_timeout: Seconds = 60.0
+    """Seconds without a sign of life after which an engine is given up and rebuilt."""
+
+
+class ServerGroup(Section):
+    """Engines of one kind. What is not said here is as in the model's engine section."""
+
+    worker_type: Literal["regular", "prefill", "decode"] = "regular"
+    """regular, or the engine's part in prefill/decode disaggregation."""
+    replicas: Positive = 1
+    """Engines of this group."""
+    gpus_per_replica: Positive = 1
+    """GPUs of one engine of this group."""
+    server_args: dict[str, Scalar] = Field(default_factory=dict)
+    """SGLang flags of this group, over those of the model's engine section."""
+
+
+class ServedModel(Section):
+    """A further model of a role, beside the role's first."""
+
+    model: str
+    """Hugging Face folder."""
+    model_id: str
+    """Name in the role's registry, once per role."""
+    engine: Engine = Engine()
+
+
+class RolloutModel(ServedModel):
+    """A further model that generates, beside the policy."""
+
+    server_groups: tuple[ServerGroup, ...] | None = None
+    """Groups of engines in place of replicas and gpus_per_replica of the engine section."""
+
+
+class TrainingGroup(Section):
+    """Ranks of a training role beside the policy's trainer."""
+
+    ranks: Positive
+    """GPUs, one for each rank."""
+    ray_gpu_fraction: GpuFraction = 0.4
+    """Share of a GPU that each rank reserves with Ray."""

@@ -1,0 +1,43 @@
+"""What a recipe may plan but no run carries out yet."""
+
+from collections.abc import Iterator
+
+from relax_infer.config.load import RecipeError
+from relax_infer.config.recipe import Recipe
+
+
+def require_runnable(recipe: Recipe) -> None:
+    """A run has one pool in mode defer, one model per role, one rank.
+
+    Raises:
+        RecipeError: names every field that goes beyond it.
+    """
+    faults = list(_beyond(recipe))
+    if faults:
+        raise RecipeError(
+            f"recipe {recipe.name} can be planned but not run yet: {'; '.join(faults)}.",
+            cure="Change these fields; `relax-infer plan` shows the plan as it is.",
+        )
+
+
+def _beyond(recipe: Recipe) -> Iterator[str]:
+    if recipe.mode != "defer":
+        yield f"mode: {recipe.mode} is planned but not run yet, runs are of mode defer"
+    for name in ("defer_roles", "layout", "debug", "critic", "reference", "actor_fwd"):
+        if getattr(recipe, name) is not None:
+            yield f"{name}: is not used by runs yet"
+    if recipe.train.ranks > 1:
+        yield f"train.ranks: {recipe.train.ranks}, runs have one rank"
+    if not recipe.train.offload:
+        yield "train.offload: the trainer of a run always offloads"
+    rollout = recipe.rollout
+    if rollout.external:
+        yield "rollout.external: runs start their own engines"
+    if rollout.server_groups is not None:
+        yield "rollout.server_groups: engines of runs are all regular"
+    for role in ("rollout", "genrm", "teacher"):
+        section = getattr(recipe, role)
+        if section is None:
+            continue
+        if section.extra_models:
+            yield f"{role}.extra_models: runs have one model per role"

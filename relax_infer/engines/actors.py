@@ -1,0 +1,135 @@
+"""The Ray actors of a group's nodes: found by name, or made where their node's GPUs are."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.failures import RelaxError, TransientError, UnconfirmedError
+from relax_infer.contracts.fence import StaleFence
+
+T = TypeVar("T")
+
+ACTOR_SECONDS = 90.0
+"""For an actor to be placed, started and to answer its first call."""
+DYING_SECONDS = 5.0
+"""For Ray to give up the name of an actor that was killed."""
+
+
+class ActorGone(UnconfirmedError):
+    """The actor has died; its server may live."""
+
+
+async def node_actor(spec: EngineGroupSpec, replica: int, node: int = 0) -> Any:
+    """The actor of one node of a replica, made if there is none; it has answered once.
+
+    Raises:
+        TransientError: it did not answer, or dies at its start.
+        UnconfirmedError: there is no placement group to make it in.
+    """
+    from ray.exceptions import RayActorError
+
+    name = spec.actor_name(replica, node)
+    dying_until = asyncio.get_running_loop().time() + DYING_SECONDS
+    while True:
+        actor = await asyncio.to_thread(_find_or_make, spec, replica, node)
+        try:
+            await asyncio.wait_for(actor.ping.remote(), ACTOR_SECONDS)
+        except TimeoutError as error:
+            raise TransientError(
+                f"Engine actor {name} did not answer within {ACTOR_SECONDS:.0f} s.",
+                cure="Its bundle may be full or its node down: look at `ray status`.",
+            ) from error
+        except RayActorError as error:
+            # It was dying when it was found; nothing was asked of it yet.
+            if asyncio.get_running_loop().time() > dying_until:
+                raise TransientError(f"Engine actor {name} dies at its start: {error}") from error
+            await asyncio.sleep(0.1)
+        else:
+            return actor
+
+
+def find_actor(spec: EngineGroupSpec, replica: int, node: int = 0) -> Any | None:
+    """Blocks for one call to Ray's control plane."""
+    import ray
+
+    try:
+        return ray.get_actor(spec.actor_name(replica, node), namespace=spec.namespace)
+    except ValueError:
+        return None
+
+
+def end_actors(spec: EngineGroupSpec, replica: int) -> None:
+    """End the actors of every node of a replica of which nothing is left."""
+    import ray
+
+    for node in range(spec.nodes_per_replica):
+        actor = find_actor(spec, replica, node)
+        if actor is not None:
+            ray.kill(actor)
+
+
+async def answer(call: Awaitable[T], timeout: float) -> T:
+    """A Ray reply with a deadline; without one, nobody knows what was done.
+
+    Raises:
+        RelaxError, StaleFence: as the actor raised it.
+        ActorGone: it died.
+        UnconfirmedError: no answer.
+    """
+    from ray.exceptions import ActorDiedError, RayError, RayTaskError
+
+    try:
+        return await asyncio.wait_for(call, timeout)
+    except TimeoutError as error:
+        raise UnconfirmedError(f"The engine's actor did not answer within {timeout:.0f} s.") from (
+            error
+        )
+    except RayTaskError as error:
+        cause = error.as_instanceof_cause()
+        if isinstance(cause, RelaxError | StaleFence):
+            raise cause from error
+        raise UnconfirmedError(f"The engine's actor failed: {error}") from error
+    except RayError as error:
+        kind = ActorGone if isinstance(error, ActorDiedError) else UnconfirmedError
+        raise kind(
+            f"The engine's actor is gone or cannot be reached: {error}",
+            cure="Its server may still run; a probe makes a new actor that looks for it.",
+        ) from error
+
+
+def _find_or_make(spec: EngineGroupSpec, replica: int, node: int) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from relax_infer.engines.actor import EngineActor
+    from relax_infer.engines.follower import FollowerActor
+    from relax_infer.placement import find_pool
+
+    if (found := find_actor(spec, replica, node)) is not None:
+        return found
+    pool = find_pool(spec.run, spec.placement_group)
+    if pool is None:
+        raise UnconfirmedError(
+            f"Run {spec.run} has no placement group {spec.placement_group}: its engines cannot"
+            " be reached or looked for.",
+            cure="If Ray was restarted, bring the run's pool up again; then probe.",
+        )
+    given = (spec, replica, node, pool.id.hex()) if node else (spec, replica, pool.id.hex())
+    return (
+        ray.remote(FollowerActor if node else EngineActor)
+        .options(
+            name=spec.actor_name(replica, node),
+            namespace=spec.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            num_gpus=spec.ray_gpu_fraction,
+            max_concurrency=64,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=pool,
+                placement_group_bundle_index=spec.node_bundles(replica, node)[0].bundle,
+            ),
+        )
+        .remote(*given)
+    )

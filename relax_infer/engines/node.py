@@ -1,0 +1,148 @@
+"""One node's server of a replica, on its own host: its files, its process, its proof.
+
+The head's actor has one for itself, every follower's actor another; they differ in their number.
+Not for two callers at once, but for :meth:`EngineNode.report`.
+"""
+
+import asyncio
+import os
+
+from relax_infer.contracts.base import Message
+from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.failures import PermanentError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines.holder import HolderFiles
+from relax_infer.engines.memory import NodeUse, memory_in_use
+from relax_infer.engines.process import (
+    EngineProcess,
+    Launch,
+    end_engine,
+    record_tree,
+    start_server,
+)
+from relax_infer.engines.release import find_processes
+
+
+class NodeReport(Message):
+    """One node of a replica as its own host shows it."""
+
+    node: int
+    """0: the head."""
+    actor_pid: int
+    incarnation: str | None = None
+    """Marker of its processes; None: nothing of the replica is on this host."""
+    session: int | None = None
+    pids: tuple[int, ...] = ()
+    """Process tree of the server as it was when it became ready."""
+    log: str | None = None
+    lost: str | None = None
+    """What is wrong with its server; None where it runs, or where there is none."""
+    fence: FenceToken | None = None
+    """Highest token that the node has seen."""
+
+
+class EngineNode:
+    """State and operations of one server of a replica."""
+
+    def __init__(self, spec: EngineGroupSpec, replica: int, node: int, pool: str = "") -> None:
+        self.spec, self.replica, self.node = spec, replica, node
+        self.files = HolderFiles(spec, replica, pool, node=node)
+        self.process: EngineProcess | None = None
+        self._find()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        whole = self.spec.engine_id(self.replica)
+        return f"{whole} on its node {self.node}" if self.node else whole
+
+    async def start(self, launch: Launch) -> None:
+        """Start its server; it does not answer yet.
+
+        Raises:
+            UnconfirmedError: another incarnation may hold the GPUs still.
+        """
+        if self.process is not None:
+            raise UnconfirmedError(
+                f"{self.name} holds incarnation {self.process.holder.processes.incarnation}.",
+                cure="End it with proof before another is started.",
+            )
+        self.spec = launch.group
+        try:
+            self.process = await start_server(launch, self.replica, self.node, self.files)
+        except BaseException:
+            self._find()  # it was written down before it could fail
+            raise
+
+    async def confirm(self) -> None:
+        """Every process of its server lives and shows the marker, and is written down.
+
+        Raises:
+            PermanentError: the server is gone.
+            UnconfirmedError: a later proof could miss one of its processes.
+        """
+        if self.process is None:
+            raise PermanentError(f"{self.name} has no server to confirm.")
+        if lost := self.process.lost():
+            raise PermanentError(f"{self.name}: {lost}")
+        self.process = await record_tree(self.process, self.files)
+
+    async def end(self) -> NodeUse:
+        """End every process of it and prove it; nothing where nothing is left.
+
+        Raises:
+            UnconfirmedError: it could not be proved; what is known of it stays.
+        """
+        use = await self.memory()
+        if self.process is None:
+            return use
+        await end_engine(self.process, self.spec, self.files)
+        self.process = None
+        return use.model_copy(update={"after": (await self.memory()).in_use})
+
+    async def forget(self) -> None:
+        """Take a person's word that nothing of it is left.
+
+        Raises:
+            PermanentError: this host still shows a process of it.
+        """
+        if self.process is not None:
+            found = await asyncio.to_thread(find_processes, self.process.holder.processes)
+            if found:
+                pids = ", ".join(str(row.stamp.pid) for row in found)
+                raise PermanentError(
+                    f"Engine {self.name} is not gone: processes {pids} of it live on this host.",
+                    cure="End them, then resolve again.",
+                )
+        self.files.remove_holder()
+        self.process = None
+
+    async def memory(self) -> NodeUse:
+        """Of its own devices, as they are now."""
+        gpus = tuple(b.gpu_id for b in self.spec.node_bundles(self.replica, self.node))
+        return NodeUse(
+            node=self.node,
+            devices=len(gpus),
+            at_launch=self.process.holder.memory_before if self.process else None,
+            in_use=await memory_in_use(gpus) if self.spec.device == "cuda" else None,
+        )
+
+    def report(self) -> NodeReport:
+        process, fence = self.process, self.files.fence()
+        if process is None:
+            return NodeReport(node=self.node, actor_pid=os.getpid(), fence=fence)
+        return NodeReport(
+            node=self.node,
+            actor_pid=os.getpid(),
+            incarnation=process.holder.processes.incarnation,
+            session=process.holder.processes.session,
+            pids=tuple(stamp.pid for stamp in process.holder.processes.tree),
+            log=process.holder.log,
+            lost=process.lost(),
+            fence=fence,
+        )
+
+    def _find(self) -> None:
+        """What the files say of a server that this object did not start to the end."""
+        left = self.files.holder()
+        self.process = None if left is None else EngineProcess(left, None)

@@ -1,0 +1,302 @@
+"""Bundles for every demand: a pool for each role, or one pool by mode or by layout script."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from relax_infer.config import Recipe
+from relax_infer.config.placed import Scalar
+from relax_infer.placement._demands import SCORERS, Demand, deferred_roles, mode_of
+from relax_infer.placement._engine_rules import tensor_parallel
+from relax_infer.placement.layout import Block, Fault, Layout, LayoutError, plan_layout
+from relax_infer.placement.phases import turns
+from relax_infer.placement.placed import POOL, Mode, Placement, TrainingPlacement, Violation
+from relax_infer.placement.ray_shares import PREFERRED
+
+
+@dataclass
+class Arrangement:
+    """Who is where, and what does not fit. ``placements`` has one for each demand, in order."""
+
+    mode: Mode
+    pools: dict[str, int]
+    placements: list[Placement]
+    training: list[TrainingPlacement]
+    turns: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
+    """Roles of each phase."""
+    violations: list[Violation] = field(default_factory=list[Violation])
+
+
+def arrange(
+    recipe: Recipe, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
+) -> Arrangement:
+    """By the recipe's mode, or by its layout where roles share a pool."""
+    if mode_of(recipe) == "decoupled":
+        return _own_pools(recipe, demands, training)
+    alone = {t.role: t.num_gpus for t in training if t.pool != POOL}
+    pool = max(0, recipe.cluster.gpus - sum(alone.values()))
+    made = Arrangement(mode_of(recipe), {POOL: pool, **alone}, [], list(training))
+    if recipe.layout is None:
+        _by_mode(recipe, demands, made)
+    else:
+        _by_layout(recipe, recipe.layout, demands, made)
+    return made
+
+
+def _own_pools(
+    recipe: Recipe, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
+) -> Arrangement:
+    made = Arrangement("decoupled", {}, [], list(training))
+    for role in dict.fromkeys(d.role for d in demands):
+        mine = [d for d in demands if d.role == role]
+        starts, needed = _line_up(recipe, mine)
+        made.pools[role] = needed
+        if role == "rollout":
+            made.pools[role] = max(needed, recipe.rollout.num_gpus or 0)
+        for demand, start in zip(mine, starts, strict=True):
+            made.placements.append(_placement(recipe, demand, start, role))
+    made.pools.update({t.pool: t.num_gpus for t in training})
+    made.turns = turns(made.mode, made.placements, made.training)
+    total = sum(made.pools.values())
+    if total > recipe.cluster.gpus:
+        parts = ", ".join(f"{pool}={size}" for pool, size in made.pools.items())
+        made.violations.append(
+            Violation(
+                "cluster.gpus",
+                f"the pools need {total} GPUs ({parts}), the cluster has {recipe.cluster.gpus}.",
+                f"Raise it to {total}, or lower replicas and ranks.",
+                (("cluster.gpus", total),),
+            )
+        )
+    return made
+
+
+def _by_mode(recipe: Recipe, demands: Sequence[Demand], made: Arrangement) -> None:
+    """Beside the rollout with one cursor, each deferred role from bundle 0 again."""
+    deferred = deferred_roles(recipe)
+    groups = [[d for d in demands if d.role not in deferred]]
+    groups += [[d for d in demands if d.role == role] for role in deferred]
+    starts: dict[str, int] = {}
+    for group in groups:
+        found, needed = _line_up(recipe, group)
+        starts.update({d.field: start for d, start in zip(group, found, strict=True)})
+        made.violations += _too_large(group, needed, made.pools)
+    for demand in demands:
+        late = demand.role in deferred
+        made.placements.append(_placement(recipe, demand, starts[demand.field], POOL, late=late))
+    made.violations += _ranks(recipe, made)
+    made.turns = turns(made.mode, made.placements, made.training)
+
+
+def _by_layout(recipe: Recipe, script: str, demands: Sequence[Demand], made: Arrangement) -> None:
+    made.violations += _ranks(recipe, made)
+    try:
+        blocks = _blocks(recipe, demands, made.training)
+        layout = plan_layout(script, made.pools[POOL], blocks)
+    except LayoutError as error:
+        layout = (error.fault,)
+    if not isinstance(layout, Layout):
+        made.violations += [_layout_violation(f, demands, made.training) for f in layout]
+        return
+    early = {r for phase in layout.phases if "rollout" in phase for r in phase}
+    deferred = {role for role in SCORERS if role in layout.starts and role not in early}
+    made.violations += _layout_mode(
+        recipe, deferred, scored=bool(layout.starts.keys() & {*SCORERS})
+    )
+    for role in dict.fromkeys(d.role for d in demands):
+        mine = [d for d in demands if d.role == role]
+        offsets, _ = _line_up(recipe, mine)
+        for demand, offset in zip(mine, offsets, strict=True):
+            start, late = layout.starts[role] + offset, role in deferred
+            made.placements.append(_placement(recipe, demand, start, POOL, late=late))
+    made.training = [
+        replace(t, bundle_start=layout.starts[t.role]) if t.pool == POOL else t
+        for t in made.training
+    ]
+    made.turns = list(layout.phases)
+
+
+def _node(recipe: Recipe) -> int:
+    return recipe.cluster.gpus_per_node or recipe.cluster.gpus
+
+
+def _line_up(recipe: Recipe, demands: Iterable[Demand]) -> tuple[list[int], int]:
+    """First bundle of each demand, one after another, and the bundle after the last.
+
+    An engine begins at a multiple of its size in its node, or at a node's first GPU.
+    """
+    node, cursor = _node(recipe), 0
+    starts: list[int] = []
+    for demand in demands:
+        unit = _unit(demand, node)
+        if unit == node and demand.gpus_per_replica < node:
+            fits = cursor % node + demand.num_gpus <= node
+            unit = 1 if fits else node
+        cursor = -(-cursor // unit) * unit
+        starts.append(cursor)
+        cursor += demand.num_gpus
+    return starts, cursor
+
+
+def _unit(demand: Demand, node: int) -> int:
+    size = demand.gpus_per_replica
+    return size if size < node and node % size == 0 else node
+
+
+def _placement(
+    recipe: Recipe, demand: Demand, start: int, pool: str, *, late: bool = False
+) -> Placement:
+    tp, pp = tensor_parallel(demand)
+    share = demand.engine.ray_gpu_fraction
+    return Placement(
+        role=demand.role,
+        model_id=demand.model_id,
+        num_gpus=demand.num_gpus,
+        gpus_per_engine=demand.gpus_per_replica,
+        bundle_start=start,
+        pool=pool,
+        owner="controller" if pool == POOL else pool,
+        phase=f"{demand.role}_score" if late else "inference",
+        deferred=late,
+        num_gpus_per_node=_node(recipe),
+        tp=tp,
+        pp=pp,
+        ray_gpu_fraction=PREFERRED if share == "auto" else share,
+        group_id=demand.group_id,
+        worker_type=demand.worker_type,
+    )
+
+
+def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int]) -> list[Violation]:
+    """Of one phase: each demand on its own, and all together."""
+    pool, alone = pools[POOL], _alone(pools)
+    found = [
+        Violation(
+            f"{d.field}.replicas",
+            f"{d.replicas} replicas x {d.gpus_per_replica} GPUs need {d.num_gpus} GPUs,"
+            f" the pool has {_size(pool, alone)}.",
+            f"Lower replicas or gpus_per_replica, or raise cluster.gpus to {d.num_gpus + alone}.",
+            (("cluster.gpus", d.num_gpus + alone),),
+        )
+        for d in demands
+        if d.num_gpus > pool
+    ]
+    if len(demands) < 2 or needed <= pool:
+        return found
+    by_role: dict[str, int] = {}
+    for demand in demands:
+        by_role[demand.role] = by_role.get(demand.role, 0) + demand.num_gpus
+    if by_role.get("rollout") == by_role.get("genrm") == pool:
+        rule = f"Same-phase Rollout and GenRM would share the same {pool} GPUs."
+        cure = "Set mode to defer and leave defer_roles out, to enable explicit defer."
+        settings: tuple[tuple[str, Scalar], ...] = (("mode", "defer"), ("defer_roles", None))
+        return [*found, Violation("mode", rule, cure, settings)]
+    parts = ", ".join(f"{role}={gpus}" for role, gpus in by_role.items())
+    found.append(
+        Violation(
+            "cluster.gpus",
+            f"Combined inference needs {needed} GPUs ({parts}), the pool has {_size(pool, alone)}.",
+            f"Raise it to {needed + alone}, lower replicas, or let roles take turns (mode defer).",
+            (("cluster.gpus", needed + alone),),
+        )
+    )
+    return found
+
+
+def _alone(pools: Mapping[str, int]) -> int:
+    """GPUs of the pools that belong to one role."""
+    return sum(size for pool, size in pools.items() if pool != POOL)
+
+
+def _size(pool: int, alone: int) -> str:
+    return f"{pool} beside {alone} of other pools" if alone else f"{pool}"
+
+
+def _ranks(recipe: Recipe, made: Arrangement) -> list[Violation]:
+    pool = made.pools[POOL]
+    ranks, alone = recipe.train.ranks, _alone(made.pools)
+    if ranks <= pool:
+        return []
+    return [
+        Violation(
+            "train.ranks",
+            f"{ranks} ranks need as many GPUs, the pool has {_size(pool, alone)}.",
+            f"Lower it, or raise cluster.gpus to {ranks + alone}.",
+            (("cluster.gpus", ranks + alone),),
+        )
+    ]
+
+
+def _blocks(
+    recipe: Recipe, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
+) -> dict[str, Block]:
+    blocks: dict[str, Block] = {}
+    for role in dict.fromkeys(d.role for d in demands):
+        mine = [d for d in demands if d.role == role]
+        about = " + ".join(f"{d.replicas} replicas x {d.gpus_per_replica}" for d in mine)
+        align = math.lcm(*(_unit(d, _node(recipe)) for d in mine))
+        blocks[role] = Block(_line_up(recipe, mine)[1], align, about)
+    for t in training:
+        if t.pool == POOL:
+            blocks[t.role] = Block(t.num_gpus, 1, f"{t.num_gpus} ranks")
+    return blocks
+
+
+def _layout_violation(
+    fault: Fault, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
+) -> Violation:
+    settings = _resize(fault, demands, training)
+    if settings:
+        said = " and ".join(f"{key} to {value}" for key, value in settings)
+        cure = f"Change the share, or set {said}."
+    else:
+        settings, cure = (("layout", None),), "Change it, or leave layout out: mode then decides."
+    return Violation("layout", str(fault), cure, settings)
+
+
+def _resize(
+    fault: Fault, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
+) -> tuple[tuple[str, Scalar], ...]:
+    """Settings that make a role as large as its share; none where that is not one setting."""
+    if not fault.gpus:
+        return ()
+    sharing = [t.role for t in training if t.pool == POOL]
+    if fault.role == "trainer" and sharing == ["trainer"]:
+        return (("train.ranks", fault.gpus),)
+    mine = [d for d in demands if d.role == fault.role]
+    if len(mine) != 1 or fault.gpus % mine[0].gpus_per_replica:
+        return ()
+    return ((f"{mine[0].field}.replicas", fault.gpus // mine[0].gpus_per_replica),)
+
+
+def _layout_mode(recipe: Recipe, deferred: set[str], *, scored: bool) -> list[Violation]:
+    found: list[Violation] = []
+    wanted = "defer" if deferred else "split"
+    if scored and recipe.mode != wanted:
+        found.append(
+            Violation(
+                "mode",
+                f"the layout is of mode {wanted}, the recipe says {recipe.mode}.",
+                f"Set mode to {wanted}, or change the layout.",
+                (("mode", wanted),),
+            )
+        )
+    if recipe.defer_roles is not None and set(recipe.defer_roles) != deferred:
+        found.append(
+            Violation(
+                "defer_roles",
+                f"the layout defers {', '.join(sorted(deferred)) or 'no role'}.",
+                "Leave it out: the layout says it.",
+                (("defer_roles", None),),
+            )
+        )
+    return found
+
+
+def unused_layout(recipe: Recipe) -> list[Violation]:
+    """A layout where nothing is shared."""
+    if recipe.layout is None or mode_of(recipe) != "decoupled":
+        return []
+    cure = "Leave it out, or set mode to defer or split (and debug to nothing)."
+    rule = "a layout divides a shared pool; in mode decoupled every role has its own."
+    return [Violation("layout", rule, cure, (("layout", None),))]

@@ -1,0 +1,66 @@
+"""What is planned but not run yet is refused where a recipe is resolved for a run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities import recipes
+from activities.recipes import resolve_recipe
+from relax_infer.config import RecipeError, load_recipe, require_runnable, shipped_recipes
+from relax_infer.contracts.run import ResolveRequest, RunInput
+from relax_infer.placement import plan_inference_placement
+
+
+def request(recipe: str, **overrides: Any) -> ResolveRequest:
+    start = RunInput(
+        recipe=recipe, overrides={key.replace("__", "."): v for key, v in overrides.items()}
+    )
+    return ResolveRequest(run="run-1", start=start)
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_recipes() if n != "quickstart"])
+async def test_a_recipe_that_can_only_be_planned_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    assert plan_inference_placement(load_recipe(name))
+    with pytest.raises(RecipeError, match=f"recipe {name} can be planned but not run yet"):
+        await resolve_recipe(request(name))
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"mode": "decoupled", "cluster.gpus": 5}, "mode: decoupled is planned but not run yet"),
+        ({"layout": "rollout -> genrm -> teacher -> actor"}, "layout: "),
+        ({"critic": {"ranks": 1}, "cluster.gpus": 3}, "critic: "),
+        ({"train.ranks": 2}, "train.ranks: 2, runs have one rank"),
+        ({"rollout.server_groups": [{"replicas": 2}]}, "rollout.server_groups: "),
+    ],
+)
+def test_each_field_that_runs_do_not_use_is_named(overrides: dict[str, Any], says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        require_runnable(load_recipe("quickstart", overrides))
+    assert says in str(caught.value)
+    require_runnable(load_recipe("quickstart"))
+
+
+async def test_a_run_reserves_the_computed_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    plan = await resolve_recipe(
+        request(
+            "quickstart",
+            rollout__model=str(tmp_path),
+            reward__source="exact",
+            distillation=None,
+            cluster__device="cpu",
+            train__ray_gpu_fraction=0.9,
+            rollout__engine__ray_gpu_fraction="auto",
+        )
+    )
+    assert [group.ray_gpu_fraction for group in plan.groups] == [0.1]

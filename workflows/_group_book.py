@@ -1,0 +1,264 @@
+"""The replica table of an engine group, without Temporal: who is up, asleep, lost or given up.
+
+Every change is an event of the tables of :mod:`relax_infer.machines`; an illegal one raises and
+changes nothing.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from relax_infer.contracts.engines import (
+    EngineGroupSpec,
+    GroupReport,
+    GroupSnapshot,
+    ReplicaReport,
+)
+from relax_infer.contracts.fence import FenceMemory, FenceToken
+from relax_infer.contracts.recovery import RecoveryResult
+from relax_infer.machines import (
+    GROUP,
+    REPLICA,
+    GroupEvent,
+    GroupState,
+    RecoveryState,
+    ReplicaEvent,
+    ReplicaState,
+)
+
+_ASLEEP = (ReplicaState.SLEEPING, ReplicaState.DEAD)
+
+
+class GroupBook:
+    """What is known of every replica of one group."""
+
+    def __init__(self, spec: EngineGroupSpec) -> None:
+        self.spec = spec
+        self.state: GroupState = GROUP.initial
+        self.replicas: dict[int, ReplicaReport] = {}
+        """By replica; a group that was never launched has none."""
+        self.generations = [0] * spec.replicas
+        self.given_up: dict[int, str] = {}
+        """Replicas that are not launched any more, and why. Their GPUs are free."""
+        self.fence = FenceMemory()
+
+    # --- what is
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """Replicas to operate on. When all were given up, none is: each has another chance."""
+        every = range(self.spec.replicas)
+        return tuple(k for k in every if k not in self.given_up) or tuple(every)
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        return self._in(ReplicaState.FAILED)
+
+    @property
+    def ready(self) -> tuple[int, ...]:
+        return self._in(ReplicaState.READY)
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """Proved gone and not given up: the next onload launches them."""
+        return tuple(k for k in self._in(ReplicaState.DEAD) if k not in self.given_up)
+
+    @property
+    def holding(self) -> tuple[int, ...]:
+        """Replicas that may hold GPUs."""
+        return tuple(k for k, r in self.replicas.items() if REPLICA.holds(r.state))
+
+    @property
+    def asleep(self) -> bool:
+        return all(r.state in _ASLEEP for r in self.replicas.values())
+
+    def incarnations(self) -> dict[int, str]:
+        """Of the replicas that are READY."""
+        reports = (self.replicas[k] for k in self.ready)
+        return {r.replica: r.incarnation for r in reports if r.incarnation is not None}
+
+    def errors(self) -> str:
+        told = [f"{r.engine_id}: {r.error}" for r in self.replicas.values() if r.error]
+        told += [f"{self.spec.engine_id(k)}: given up, {why}" for k, why in self.given_up.items()]
+        return "; ".join(told) or "no reason was given"
+
+    def snapshot(self) -> GroupSnapshot:
+        versions = {self.replicas[k].weight_version for k in self.ready or self.replicas}
+        return GroupSnapshot(
+            role=self.spec.role,
+            model=self.spec.model,
+            state=self.state,
+            weight_source=self.spec.weight_source,
+            weight_version=versions.pop() if len(versions) == 1 else None,
+            replicas=tuple(self.replicas[k] for k in sorted(self.replicas)),
+            generations=tuple(self.generations),
+        )
+
+    # --- what happens
+
+    def move(self, event: GroupEvent) -> None:
+        self.state = GROUP.advance(self.state, event)
+
+    def begin_onload(self) -> bool:
+        """Replicas that are gone are launched again, others wake; True at the first launch."""
+        launching = self.state is GroupState.STOPPED
+        self.move(GroupEvent.LAUNCH_STARTED if launching else GroupEvent.ONLOAD_STARTED)
+        for replica in self.usable:
+            self.given_up.pop(replica, None)
+            known = self.replicas.get(replica)
+            if known is None or known.state is ReplicaState.DEAD:
+                self.replicas[replica] = self._fresh(replica)
+            else:
+                self._advance(replica, ReplicaEvent.ONLOAD_STARTED)
+        return launching
+
+    def settle_onload(self, report: GroupReport) -> None:
+        for fresh in report.replicas:
+            up = fresh.state is ReplicaState.READY
+            starting = self.replicas[fresh.replica].state is ReplicaState.STARTING
+            if up and starting:
+                self._advance(fresh.replica, ReplicaEvent.LAUNCHED)
+            if up:
+                self._opened(fresh)
+            else:
+                failed = ReplicaEvent.LAUNCH_FAILED if starting else ReplicaEvent.ONLOAD_FAILED
+                self._advance(fresh.replica, failed, fresh)
+
+    def begin_drain(self, replicas: Iterable[int]) -> tuple[int, ...]:
+        """Those of ``replicas`` that drain now. One whose launch is in doubt counts as failed."""
+        for replica in tuple(replicas):
+            state = self.replicas[replica].state
+            if state is ReplicaState.STARTING:
+                self._advance(replica, ReplicaEvent.LAUNCH_FAILED)
+            elif state is not ReplicaState.FAILED and state is not ReplicaState.DRAINING:
+                self._advance(replica, ReplicaEvent.DRAIN_STARTED)
+        return self._in(ReplicaState.DRAINING)
+
+    def settle_drain(self, report: GroupReport) -> None:
+        for fresh in report.replicas:
+            if self.replicas[fresh.replica].state is ReplicaState.DRAINING:
+                asleep = fresh.state is ReplicaState.SLEEPING
+                event = ReplicaEvent.RELEASE_CONFIRMED if asleep else ReplicaEvent.DRAIN_FAILED
+                self._advance(fresh.replica, event, fresh)
+
+    def begin_stop(self) -> None:
+        """A stop whose answer was lost, or that reached only some, goes on where it was."""
+        if self.state is not GroupState.STOPPING:
+            self.move(GroupEvent.STOP_STARTED)
+        over = (ReplicaState.DEAD, ReplicaState.STOPPING)
+        alive = [k for k, r in self.replicas.items() if r.state not in over]
+        self._each(ReplicaEvent.STOP_STARTED, alive)
+
+    def settle_stop(self, report: GroupReport) -> None:
+        for fresh in report.replicas:
+            if self.replicas[fresh.replica].state is ReplicaState.STOPPING:
+                gone = fresh.state is ReplicaState.DEAD
+                event = ReplicaEvent.RELEASE_PROVED if gone else ReplicaEvent.STOP_UNCONFIRMED
+                self._advance(fresh.replica, event, fresh)
+
+    def lose(self, report: ReplicaReport) -> None:
+        """A replica died, or nobody knows what became of it."""
+        if REPLICA.allows(self.replicas[report.replica].state, ReplicaEvent.DEATH_NOTICED):
+            self._advance(report.replica, ReplicaEvent.DEATH_NOTICED, report)
+
+    def prove(self, event: GroupEvent, seen: Iterable[ReplicaReport]) -> None:
+        """A probe proved where every replica stands; it is believed as a whole."""
+        self.move(event)
+        if event is not GroupEvent.READY_PROVED:
+            self.fence.end()
+        for fresh in seen:
+            self.replicas[fresh.replica] = fresh
+
+    def follow(self, replica: int, state: RecoveryState) -> None:
+        """What a recovery does to its replica, while it goes on."""
+        now = self.replicas[replica].state
+        match state:
+            case RecoveryState.STOPPING if now is ReplicaState.FAILED:
+                self._advance(replica, ReplicaEvent.STOP_STARTED)
+            case RecoveryState.BLOCKED if now is ReplicaState.STOPPING:
+                self._advance(replica, ReplicaEvent.STOP_UNCONFIRMED)
+            case RecoveryState.REBUILDING:
+                self._gone(replica)
+                self.replicas[replica] = self._fresh(replica)
+            case RecoveryState.SYNCING if now is ReplicaState.STARTING:
+                self._advance(replica, ReplicaEvent.LAUNCHED)
+            case RecoveryState.FENCED if now is ReplicaState.STARTING:
+                self._advance(replica, ReplicaEvent.LAUNCH_FAILED)
+            case RecoveryState.FENCED if now is ReplicaState.ONLOADING:
+                self._advance(replica, ReplicaEvent.ONLOAD_FAILED)
+            case _:
+                pass
+
+    def recovered(self, result: RecoveryResult) -> None:
+        """How a recovery ended."""
+        replica = result.replica
+        if result.state is RecoveryState.READMITTED:
+            assert result.report is not None
+            self._opened(result.report)
+            return
+        self._gone(replica, by_word=result.resolved_by is not None)
+        if result.why is not None:
+            self.given_up[replica] = result.why
+
+    # --- continue-as-new
+
+    def carry(self) -> dict[str, Any]:
+        seen = self.fence.seen
+        return {
+            "state": self.state,
+            "replicas": [r.model_dump(mode="json") for r in self.replicas.values()],
+            "generations": self.generations,
+            "given_up": [[k, why] for k, why in self.given_up.items()],
+            "fence": seen.model_dump(mode="json") if seen else None,
+            "fence_ended": self.fence.ended,
+        }
+
+    @classmethod
+    def restore(cls, spec: EngineGroupSpec, carried: dict[str, Any]) -> "GroupBook":
+        book = cls(spec)
+        book.state = GroupState(carried["state"])
+        reports = [ReplicaReport.model_validate(each) for each in carried["replicas"]]
+        book.replicas = {report.replica: report for report in reports}
+        book.generations = list(carried["generations"])
+        book.given_up = dict(carried["given_up"])
+        fence = carried["fence"]
+        seen = FenceToken.model_validate(fence) if fence else None
+        book.fence = FenceMemory(seen, ended=carried["fence_ended"])
+        return book
+
+    # --- pieces
+
+    def _in(self, state: ReplicaState) -> tuple[int, ...]:
+        return tuple(k for k in sorted(self.replicas) if self.replicas[k].state is state)
+
+    def _fresh(self, replica: int) -> ReplicaReport:
+        return ReplicaReport(
+            replica=replica, engine_id=self.spec.engine_id(replica), state=REPLICA.initial
+        )
+
+    def _each(self, event: ReplicaEvent, replicas: Iterable[int]) -> None:
+        for replica in tuple(replicas):
+            self._advance(replica, event)
+
+    def _advance(
+        self, replica: int, event: ReplicaEvent, fresh: ReplicaReport | None = None
+    ) -> None:
+        """Apply one event; an address stands only while the replica is READY."""
+        known = self.replicas[replica]
+        state = REPLICA.advance(known.state, event)
+        changes: dict[str, Any] = {"state": state}
+        if state is not ReplicaState.READY:
+            changes["base_url"] = None
+        self.replicas[replica] = (fresh or known).model_copy(update=changes)
+
+    def _opened(self, fresh: ReplicaReport) -> None:
+        """READY; another incarnation than the last one is a new generation."""
+        another = self.replicas[fresh.replica].incarnation != fresh.incarnation
+        self._advance(fresh.replica, ReplicaEvent.OPENED, fresh)
+        self.generations[fresh.replica] += another
+
+    def _gone(self, replica: int, *, by_word: bool = False) -> None:
+        state = self.replicas[replica].state
+        if state is ReplicaState.DEAD:
+            return
+        proved = ReplicaEvent.RESOLVED_BY_OPERATOR if by_word else ReplicaEvent.RELEASE_PROVED
+        self._advance(replica, proved)
