@@ -10,6 +10,7 @@ from relax_infer.machines import (
     BATCH,
     GROUP,
     LEASE,
+    RECOVERY,
     REPLICA,
     GroupState,
     IllegalTransition,
@@ -22,12 +23,18 @@ from tests.machines.books import Violation
 from tests.machines.hazards import events
 from tests.machines.model import Config, Event, Role, State, ended, shown
 from tests.machines.moves import after_event
+from tests.machines.recoveries import course
 from tests.machines.values import HOLDING, Gpu
 
 Check = Callable[[Config, State], object]
 
-PROVING = frozenset({"probe", "held_back_answer", "resolve", "resolve_and_abandon"})
-"""Events that may leave BLOCKED: a proof, or a person."""
+PROVING = frozenset(
+    {
+        *("probe", "held_back_answer", "resolve", "resolve_and_abandon"),
+        *("answer", "hear", "again", "request_lost", "reply_lost"),
+    }
+)
+"""Events that may leave BLOCKED: a proof, a person, or the end of what either had begun."""
 
 
 _PATIENCE = 400
@@ -154,7 +161,7 @@ def check_state(config: Config, state: State) -> None:
         for engine in role.engines:
             if name == "trainer":
                 continue
-            if engine.gpu in HOLDING and not REPLICA.holds(engine.state):
+            if engine.gpu in HOLDING and not REPLICA.holds(engine.state) and not role.doubted:
                 raise Violation(f"{name}: its engine holds and calls itself {engine.state}")
             if engine.state not in _ENGINE_RESTS:
                 raise Violation(f"{name}: its engine rests in {engine.state}")
@@ -164,13 +171,16 @@ def check_state(config: Config, state: State) -> None:
                 raise Violation(f"{name}: an incomplete engine calls itself READY")
             _left_by_rule(REPLICA, engine.state)
         if name != "trainer":
-            if role.holding and not GROUP.holds(role.group.state):
+            if role.holding and not GROUP.holds(role.group.state) and not role.doubted:
                 raise Violation(f"{name} holds and its group is {role.group.state}")
-            if role.call is None and role.group.state not in _GROUP_RESTS:
+            if role.work is None and role.group.state not in _GROUP_RESTS:
                 raise Violation(f"{name}: its group rests in {role.group.state}")
             _left_by_rule(GROUP, role.group.state)
             for _, record in role.group.records:
                 _left_by_rule(REPLICA, record)
+            for recovery in role.group.recoveries:
+                for entered in course(recovery).states:
+                    _left_by_rule(RECOVERY, entered)
         _left_by_rule(LEASE, state.book.lease(name).state)
     if state.book.batch is not None:
         _left_by_rule(BATCH, state.book.batch.state)
@@ -179,7 +189,10 @@ def check_state(config: Config, state: State) -> None:
 
 
 _ENGINE_RESTS = frozenset(
-    {ReplicaState.READY, ReplicaState.SLEEPING, ReplicaState.FAILED, ReplicaState.DEAD}
+    {
+        *(ReplicaState.READY, ReplicaState.SLEEPING, ReplicaState.FAILED, ReplicaState.DEAD),
+        ReplicaState.ONLOADING,  # launched by a recovery, and not yet checked
+    }
 )
 _GROUP_RESTS = frozenset(
     {GroupState.READY, GroupState.SLEEPING, GroupState.BLOCKED, GroupState.STOPPED}
@@ -197,7 +210,7 @@ def check_change(config: Config, before: State, event: Event, after: State) -> N
         for name, role in zip(config.roles, after.roles, strict=True):
             became = after.book.lease(name).state is LeaseState.ACTIVE
             if became and before.book.lease(name).state is not LeaseState.ACTIVE:
-                _is_up(name, role)
+                _is_up(name, role, event)
         repeated = [n for n, times in Counter(after.book.committed).items() if times > 1]
         if repeated:
             raise Violation(f"{repeated} committed twice")
@@ -215,17 +228,24 @@ _LEFT_BY: dict[str, dict[str, frozenset[str]]] = {
         "ACTIVE": frozenset({"DRAIN_STARTED", "OPERATION_FAILED"}),
     },
     "Batch gate": {"COMMITTED": frozenset(), "FAILED": frozenset()},
+    "Recovery": {
+        "FENCED": frozenset({"STOP_STARTED"}),
+        "STOPPING": frozenset({"STOPPED", "PROOF_FAILED"}),
+        "BLOCKED": frozenset({"LEFT_RELEASE_PROVED", "RESOLVED_BY_OPERATOR"}),
+    },
     "Group": {
         "BLOCKED": frozenset(
             {
                 *("SLEEP_PROVED", "READY_PROVED", "RELEASE_PROVED"),
-                *("RESOLVED_BY_OPERATOR", "STOP_STARTED"),
+                *("LOST_REPLICA_PROVED_GONE", "STOP_STARTED"),
             }
         ),
         "STOPPED": frozenset({"LAUNCH_STARTED"}),
     },
     "Replica": {
-        "FAILED": frozenset({"DRAIN_STARTED", "STOP_STARTED", "RELEASE_PROVED"}),
+        "FAILED": frozenset(
+            {"DRAIN_STARTED", "STOP_STARTED", "RELEASE_PROVED", "RESOLVED_BY_OPERATOR"}
+        ),
         "SLEEPING": frozenset({"ONLOAD_STARTED", "DEATH_NOTICED", "STOP_STARTED"}),
         "STARTING": frozenset({"LAUNCHED", "LAUNCH_FAILED", "DEATH_NOTICED", "STOP_STARTED"}),
     },
@@ -234,8 +254,12 @@ _LEFT_BY: dict[str, dict[str, frozenset[str]]] = {
 that nobody proved or an engine that answers without weights."""
 
 
-def _is_up(name: str, role: Role) -> None:
-    for engine in role.engines:
+def _is_up(name: str, role: Role, event: Event) -> None:
+    if event[0] == "held_back_answer":
+        return  # what a slow probe saw may have died since
+    for k, engine in enumerate(role.engines):
+        if name != "trainer" and dict(role.group.records)[k] is not ReplicaState.READY:
+            continue  # it was given up; at least one answers
         if engine.gpu is not Gpu.FULL or (name != "trainer" and not engine.gate):
             raise Violation(f"{name} became ACTIVE and its engine is not up")
 
@@ -277,7 +301,8 @@ def settle(config: Config, state: State, good: set[State]) -> None:
 def _helpful(config: Config, state: State) -> tuple[Event, State]:
     """The first event of a helpful environment that changes anything."""
     possible = events(config, state._replace(faults=0))
-    for name in ("answer", "held_back_answer", "probe", "resolve", "next", "person"):
+    order = ("answer", "hear", "again", "notice", "told", "held_back_answer", "probe", "resolve")
+    for name in (*order, "next", "person"):
         for event in possible:
             if event[0] == name and (after := after_event(config, state, event)) != state:
                 return event, after

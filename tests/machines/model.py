@@ -1,9 +1,9 @@
 """The model: one pool, its lease, its engines, one step after another, and a hostile environment.
 
 A :class:`State` is a value; ``hazards.events`` lists what may happen in it, ``moves.after_event``
-says what then is. The rules are the project's own (``books``, ``host``, ``groups``). What stands in
-``moves`` and ``lease_moves`` is only what ``GpuLease``, ``TrainingStep`` and ``TrainingRun`` do
-between two rules.
+says what then is. The rules are the project's own (``books``, ``host``, ``groups``, ``recoveries``,
+``trainer``). What stands in ``moves`` and ``lease_moves`` is only what ``GpuLease``,
+``InferenceRole``, ``TrainingStep`` and ``TrainingRun`` do between two rules.
 
 The environment has a budget of faults. A step is repeated once; then the run is taken down.
 ``allow`` names environments in which the rules are known to fail; see ``test_model.py``.
@@ -14,31 +14,23 @@ from typing import NamedTuple
 
 from relax_infer.machines import STEP, StepPhase
 from tests.machines.books import Book, new_book
-from tests.machines.values import HOLDING, Engine, Group, Token
+from tests.machines.groups import Work
+from tests.machines.recoveries import course
+from tests.machines.values import HOLDING, Call, Engine, Group, Token
 
 Event = tuple[str, ...]
 """A name and, as text, the role and whatever else tells it from others."""
 
 
-class Call(NamedTuple):
-    """An activity in flight."""
-
-    method: str
-    asked: Token | None
-    """As its asker named it; None for a stop."""
-    token: Token
-    before: Group
-    nth: int
-    """Tells it from an earlier one of the same asker under the same token."""
-
-
 class Zombie(NamedTuple):
-    """An operation that is still on its way, or whose answer nobody heard or everybody did."""
+    """A request to one replica that is still on its way, or a duplicate of one that was heard."""
 
-    method: str
+    kind: str
     token: Token
+    replica: int
+    ends: bool
     done: bool
-    """The engine's actor remembers it: a duplicate gets the recorded outcome."""
+    """The replica's actor remembers it: a duplicate gets the recorded outcome."""
 
 
 class Role(NamedTuple):
@@ -46,13 +38,32 @@ class Role(NamedTuple):
 
     group: Group = Group()
     engines: tuple[Engine, ...] = (Engine(),)
-    call: Call | None = None
+    work: Work | None = None
+    """What has the group's turn."""
+    own: Call | None = None
+    """The activity that ``work`` itself waits for; others are of its recoveries."""
     inbox: tuple[tuple[str, Token | None, int], ...] = ()
     zombies: frozenset[Zombie] = frozenset()
+    doubted: bool = False
+    """The evidence of a release contradicted it."""
+    lost: bool = False
+    """The signal ``holder_lost`` is on its way to the lease."""
 
     @property
     def holding(self) -> bool:
         return any(engine.gpu in HOLDING for engine in self.engines)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Activities in flight."""
+        mine = () if self.own is None else (self.own,)
+        courses = [course(recovery).call for recovery in self.group.recoveries]
+        return mine + tuple(c._replace(recovery=n) for n, c in enumerate(courses) if c is not None)
+
+    @property
+    def stuck(self) -> bool:
+        """A recovery waits for proof or for a person."""
+        return any(course(recovery).blocked for recovery in self.group.recoveries)
 
 
 class Step(NamedTuple):
@@ -92,7 +103,9 @@ class State(NamedTuple):
     step: Step = Step()
     truth: Truth = Truth()
     held_back: tuple[tuple[str, ...], ...] = ()
-    """Answers of probes and resolutions that the lease has not heard yet."""
+    """Answers of probes that the lease has not heard yet: role, what, and the token asked about."""
+    resolving: tuple[str, ...] = ()
+    """The role that a person's word is being carried to, and whether the batch is abandoned."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,15 @@
 from relax_infer.machines import (
     STEP,
     BatchState,
+    GroupState,
     IllegalTransition,
+    ReplicaState,
     StepEvent,
 )
 from tests.machines import books
 from tests.machines.books import Violation
+from tests.machines.groups import Work
+from tests.machines.host import look
 from tests.machines.lease_moves import PERSON, LeaseMoves
 from tests.machines.model import (
     Config,
@@ -19,6 +23,7 @@ from tests.machines.model import (
     Truth,
     batch_of,
 )
+from tests.machines.trainer import end_trainer, trainer_train
 from tests.machines.values import Gpu
 from workflows._lease_book import LeaseRefused
 
@@ -52,6 +57,8 @@ class _Next(LeaseMoves):
             return self._take(method, name, **fields)
         if method in ("deactivate", "release"):
             self._step(role=name, method="offload", tries=0, error="")
+            if name in self.state.book.blocked:  # a workflow waits where a person is refused
+                return self._step(wait="known")
             if books.refusal(self.state.book, method, role=name) is not None:
                 return self._failed()
             return self._release()
@@ -84,19 +91,30 @@ class _Next(LeaseMoves):
             self._go_on()
 
     def _works(self, name: str) -> bool:
-        """Whether every engine of the role answers; if not, the step gives up."""
-        engines = self._role(name).engines
-        for engine in engines:
+        """Whether the role answers; mirrors ``_run_phase`` and ``_until_ready``.
+
+        Where some engine does not, the step asks the role: it mends at once, is still at it, or has
+        nothing left that answers; only then the step gives up.
+        """
+        role = self._role(name)
+        for engine in role.engines:
             if engine.gate and engine.gpu is not Gpu.FULL:
                 raise Violation(f"{name}: an incomplete engine answers")
-        if all(engine.gate for engine in engines):
+        ready = [k for k, state in role.group.records if state is ReplicaState.READY]
+        if role.group.state is GroupState.READY and all(role.engines[k].gate for k in ready):
             return True
-        self._failed()
+        if role.work is None and role.group.state is GroupState.READY:
+            seen = tuple(look(engine) for engine in role.engines)
+            self._begin(name, Work("ready", None, role.group, results=(seen,)))
+        elif role.work is None and role.group.state is not GroupState.BLOCKED:
+            self._failed()
         return False
 
     def _do_acknowledge(self, name: str) -> None:
         batch = batch_of(self.state.step)
         self._step(role=name, method="offload", tries=0, error="")
+        if name in self.state.book.blocked:
+            return self._step(wait="known")
         if books.refusal(self.state.book, "acknowledge_rollout_offloaded", batch=batch):
             return self._failed()
         return self._release()
@@ -122,10 +140,12 @@ class _Next(LeaseMoves):
         batch, role = batch_of(self.state.step), self._role(name)
         if batch not in self.state.book.committed:
             raise Violation(f"{batch} is trained on without its commit")
-        if role.engines[0].gpu is Gpu.ORPHAN:
+        token = self.state.book.lease(name).token
+        assert token is not None
+        engine, may = trainer_train(role.engines[0], token)
+        self._each_engine(name, 0, lambda _: engine)
+        if not may:
             return self._failed()
-        # A trainer that died under this very grant loads again.
-        self._each_engine(name, 0, lambda e: e._replace(gpu=Gpu.FULL))
         self._truth(trained=True)
         return self._go_on()
 
@@ -137,7 +157,7 @@ class _Next(LeaseMoves):
         self._ask(name, "stop", None)
 
     def _do_end(self, name: str) -> None:
-        self._each_engine(name, 0, lambda e: e._replace(gpu=Gpu.NONE))
+        self._each_engine(name, 0, end_trainer)
         self._go_on()
 
     def _do_close(self, name: str) -> None:
@@ -153,6 +173,8 @@ class _Next(LeaseMoves):
         step, book = self.state.step, self.state.book
         if step.held:
             self._step(role=step.held, method="offload", tries=_GIVING_UP, error="")
+            if step.held in book.blocked:
+                return self._step(wait="known")
             if books.refusal(book, "deactivate", role=step.held) is not None:
                 return self._step(held="")
             return self._release()
@@ -177,7 +199,9 @@ class _Next(LeaseMoves):
             self._step(held="")
         if step.mode == "giving_up":
             return self._step(wait="")
-        if step.mode == "run" and self.config.plan[step.pc][0] == "acknowledge":
+        acknowledged = step.mode == "run" and self.config.plan[step.pc][0] == "acknowledge"
+        batch = self.state.book.batch
+        if acknowledged and batch is not None and batch.name == batch_of(step):
             self._book("note_rollout_released")
         return self._go_on()
 

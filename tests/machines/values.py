@@ -3,6 +3,8 @@
 A mutation of a rule must call :func:`forget`.
 """
 
+import asyncio
+import atexit
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -77,11 +79,15 @@ class Engine(NamedTuple):
     gpu: Gpu = Gpu.NONE
     seen: Token | None = None
     """Of the actor; kept in a file, so it outlives the actor."""
+    ended: bool = False
+    """Whether the grant of ``seen`` was released here; kept with it."""
     server_seen: Token | None = None
     resident: tuple[str, ...] = ()
     gate: bool = False
     holder: str = ""
     """The holder file: "" none, "own" of this actor, "adopted" of an earlier one."""
+    error: bool = False
+    """The actor remembers a failure."""
 
 
 class Report(NamedTuple):
@@ -102,12 +108,44 @@ class Report(NamedTuple):
         )
 
 
+Results = tuple[Any, ...]
+"""What came back, in order: reports of an activity, :data:`LOST`, or what else was waited for."""
+LOST = "lost"
+"""An activity of which nobody knows what it did."""
+
+
+class Recovery(NamedTuple):
+    """One child ReplicaRecovery: what it was started with, and what it has met."""
+
+    replica: int
+    fence: Token
+    rebuild: bool
+    results: Results = ()
+
+
 class Group(NamedTuple):
     """What an EngineLifecycle keeps."""
 
     state: GroupState = GROUP.initial
     records: tuple[tuple[int, ReplicaState], ...] = ()
     fence: Token | None = None
+    ended: bool = False
+    given_up: tuple[int, ...] = ()
+    in_use: bool = False
+    recoveries: tuple[Recovery, ...] = ()
+    """At work, in the order in which they began."""
+
+
+class Call(NamedTuple):
+    """An activity on engines, in flight."""
+
+    kind: str
+    token: Token
+    replicas: tuple[int, ...]
+    ends: bool
+    """Whether the grant ends with it."""
+    recovery: int = -1
+    """Of which of the group's recoveries; -1: of the operation itself."""
 
 
 class Answer(NamedTuple):
@@ -136,7 +174,16 @@ SPEC = EngineGroupSpec(
 )
 
 
+_LOOP = asyncio.new_event_loop()
+atexit.register(_LOOP.close)
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits only for what it starts itself."""
+    return _LOOP.run_until_complete(work)
+
+
+def run_now(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never really waits."""
     try:
         work.send(None)

@@ -6,20 +6,22 @@ from relax_infer.machines import LeaseEvent
 from tests.machines import books
 from tests.machines.books import Violation
 from tests.machines.model import (
-    Call,
     Config,
     Role,
     State,
     Zombie,
 )
-from tests.machines.values import Engine
+from tests.machines.values import Call, Engine
+
+LASTING = frozenset({"onload", "launch", "offload", "stop"})
+"""Requests that may come once more, or late."""
 
 
 class WorkingCopy:
     """A state that is being replaced, piece by piece."""
 
     def __init__(self, config: Config, state: State) -> None:
-        self.config, self.state = config, state
+        self.config, self.state, self.state_before = config, state, state
 
     def _book(self, what: str, *args: object) -> None:
         try:
@@ -38,6 +40,9 @@ class WorkingCopy:
 
     def _cost(self, spent: bool = True) -> None:
         self.state = self.state._replace(faults=self.state.faults - spent)
+        if not self.state.faults:  # what is still on its way never arrives: forget it
+            roles = tuple(r._replace(zombies=frozenset()) for r in self.state.roles)
+            self.state = self.state._replace(roles=roles)
 
     def _hold_back(self, *answer: str) -> None:
         self.state = self.state._replace(held_back=(answer,))
@@ -45,19 +50,24 @@ class WorkingCopy:
     def _role(self, name: str) -> Role:
         return self.state.roles[self.config.roles.index(name)]
 
-    def _call(self, name: str) -> Call:
-        call = self._role(name).call
-        assert call is not None
-        return call
+    def _call(self, name: str, n: str) -> Call:
+        return self._role(name).calls[int(n)]
 
     def _set_role(self, name: str, role: Role) -> None:
         at = self.config.roles.index(name)
         roles = (*self.state.roles[:at], role, *self.state.roles[at + 1 :])
         self.state = self.state._replace(roles=roles)
 
-    def _add_zombie(self, name: str, zombie: Zombie) -> None:
+    def _add_zombies(self, name: str, call: Call, *, done: bool) -> None:
+        if call.kind not in LASTING or not self.state.faults:
+            return
         role = self._role(name)
-        self._set_role(name, role._replace(zombies=role.zombies | {zombie}))
+        new = {Zombie(call.kind, call.token, k, call.ends, done) for k in call.replicas}
+        if not done:  # a retry under the same id; either way it may come once
+            new |= role.zombies
+        else:
+            new |= {z for z in role.zombies if z._replace(done=True) not in new}
+        self._set_role(name, role._replace(zombies=frozenset(new)))
 
     def _each_engine(self, name: str, at: int, change: Callable[[Engine], Engine]) -> None:
         role = self._role(name)
