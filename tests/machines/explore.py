@@ -260,6 +260,8 @@ def _is_up(name: str, role: Role, event: Event) -> None:
     for k, engine in enumerate(role.engines):
         if name != "trainer" and dict(role.group.records)[k] is not ReplicaState.READY:
             continue  # it was given up; at least one answers
+        if name != "trainer" and engine.holder and engine.gpu in (Gpu.NONE, Gpu.ORPHAN):
+            continue  # it died while a sibling was rebuilt: the watch of the group will notice
         if engine.gpu is not Gpu.FULL or (name != "trainer" and not engine.gate):
             raise Violation(f"{name} became ACTIVE and its engine is not up")
 
