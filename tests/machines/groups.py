@@ -18,7 +18,7 @@ import workflows.engine_lifecycle as lifecycle_module
 from relax_infer.contracts.engines import EngineOperation, GroupReport
 from relax_infer.contracts.lease import LifecycleInput, RoleOperation
 from relax_infer.contracts.recovery import RecoveryInput, RecoveryResult
-from relax_infer.machines import IllegalTransition
+from relax_infer.machines import IllegalTransition, RecoveryState
 from tests.machines.recoveries import RUN, WORD, Paused, course, met, reported
 from tests.machines.values import (
     SPEC,
@@ -96,8 +96,8 @@ class _Children:
         state = course(self.known[self.at_work[replica]])
         for entered in state.states:
             self.book.follow(replica, entered)
-        if state.blocked:
-            return None
+        if RecoveryState.BLOCKED in state.states:
+            return None  # also if it went on since
         return await self.take(replica)
 
     async def take(self, replica: int) -> RecoveryResult:

@@ -59,6 +59,7 @@ def events(config: Config, state: State) -> list[Event]:
             found += _of_faults(config, state, name, role)
     found += [("held_back_answer", *answer) for answer in state.held_back]
     only = config.only
+    found = [e for e in found if e[0] not in config.without]
     return found if only is None else [e for e in found if not _is_fault(e) or e[0] in only]
 
 
@@ -90,7 +91,9 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
                 if carried_out(name, role.engines[k], call, trouble) != clean
                 and (trouble != "keep" or "memory_not_freed" in config.allow)
             ]
-        found += [("request_lost", name, str(n)), ("reply_lost", name, str(n))]
+        gone = [k for k in call.replicas if dict(role.group.records).get(k) is ReplicaState.DEAD]
+        if call.recovery < 0 or not gone or "stop_of_a_dead_replica_lost" in config.allow:
+            found += [("request_lost", name, str(n)), ("reply_lost", name, str(n))]
     return found
 
 
@@ -162,14 +165,19 @@ def _may_come(config: Config, state: State, name: str, zombie: Zombie) -> bool:
     engine, lease = role.engines[zombie.replica], state.book.lease(name)
     if zombie.kind not in ("onload", "launch"):
         return True
-    held = state.book.holds(name) and lease.token == zombie.token
     if name == "trainer":
+        blocked = lease.state is LeaseState.BLOCKED
+        held = state.book.holds(name) and not blocked and lease.token == zombie.token
         refused = engine.seen is not None and engine.seen > zombie.token
         refused = refused or (engine.seen == zombie.token and engine.ended)
         return held or refused or "late_trainer_load" in config.allow
-    if zombie.replica in role.group.given_up and "late_given_up" not in config.allow:
-        return False
+    if zombie.replica in role.group.given_up:
+        return f"late_{zombie.kind}_given_up" in config.allow
     unended = engine.seen == zombie.token and not engine.ended
-    if unended and engine.state is ReplicaState.DEAD and not held:
+    over = dict(role.group.records).get(zombie.replica) is ReplicaState.DEAD or any(
+        recovery.replica == zombie.replica and course(recovery).result is not None
+        for recovery in role.group.recoveries
+    )
+    if unended and engine.state is ReplicaState.DEAD and over:
         return "late_unended" in config.allow
     return True

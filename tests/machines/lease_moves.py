@@ -135,8 +135,9 @@ class LeaseMoves(WorkingCopy):
         reports = tuple(look(engine) for engine in role.engines)
         what = self._probe(name, reports)
         asleep = (ReplicaState.SLEEPING, ReplicaState.DEAD)
-        if role.work is None and not role.group.recoveries and what not in ("", "SLEEPING"):
-            if all(r.state in asleep and r.fence == token for r in reports) and what != "STOPPED":
+        rests = role.work is None and not role.group.recoveries
+        if rests and role.group.state is GroupState.BLOCKED and what == "BLOCKED":
+            if all(r.state in asleep and r.fence == token for r in reports):
                 raise Violation(f"{name}: every engine proves its sleep and the probe says {what}")
         return self._heard_probe(name, what, token) if what else None
 

@@ -119,6 +119,8 @@ class Config:
     allow: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
     """Kinds of fault to try; None: all."""
+    without: frozenset[str] = frozenset()
+    """Events that do not happen, such as those of a person."""
 
     @property
     def judges(self) -> tuple[str, ...]:
