@@ -158,10 +158,11 @@ def check_state(config: Config, state: State) -> None:
         if not state.book.holds(name):
             raise Violation(f"{name} physically holds; the book says that it sleeps")
     for name, role in zip(config.roles, state.roles, strict=True):
+        doubted = role.doubted and "memory_not_freed" in config.allow
         for engine in role.engines:
             if name == "trainer":
                 continue
-            if engine.gpu in HOLDING and not REPLICA.holds(engine.state) and not role.doubted:
+            if engine.gpu in HOLDING and not (REPLICA.holds(engine.state) or doubted):
                 raise Violation(f"{name}: its engine holds and calls itself {engine.state}")
             if engine.state not in _ENGINE_RESTS:
                 raise Violation(f"{name}: its engine rests in {engine.state}")
@@ -171,7 +172,7 @@ def check_state(config: Config, state: State) -> None:
                 raise Violation(f"{name}: an incomplete engine calls itself READY")
             _left_by_rule(REPLICA, engine.state)
         if name != "trainer":
-            if role.holding and not GROUP.holds(role.group.state) and not role.doubted:
+            if role.holding and not (GROUP.holds(role.group.state) or doubted):
                 raise Violation(f"{name} holds and its group is {role.group.state}")
             if role.work is None and role.group.state not in _GROUP_RESTS:
                 raise Violation(f"{name}: its group rests in {role.group.state}")
@@ -238,6 +239,12 @@ _LEFT_BY: dict[str, dict[str, frozenset[str]]] = {
             {
                 *("SLEEP_PROVED", "READY_PROVED", "RELEASE_PROVED"),
                 *("LOST_REPLICA_PROVED_GONE", "STOP_STARTED"),
+            }
+        ),
+        "READY": frozenset(
+            {
+                *("WEIGHTS_UPDATE_STARTED", "DRAIN_STARTED", "REPLICA_LOST"),
+                *("OPERATION_UNCONFIRMED", "STOP_STARTED"),
             }
         ),
         "STOPPED": frozenset({"LAUNCH_STARTED"}),

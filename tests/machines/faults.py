@@ -75,6 +75,18 @@ FAULTS_OF_THE_RULES: dict[str, Fault] = {
         ),
         check=None,
     ),
+    # TrainingRun._stop_role asks again after a person's word, and does not pass it on; the stop
+    # waits for the recovery, and the recovery for a proof that cannot be had.
+    "a-person's-word-does-not-reach-a-stop": Fault(
+        Config(
+            roles=TWO,
+            faults=2,
+            allow=frozenset({"stop_without_proof"}),
+            only=frozenset({"answer"}),
+            without=frozenset({"again"}),
+        ),
+        check=None,
+    ),
     # GpuLease._reconcile_once: after a release whose answer came late the evidence is not read.
     "the-evidence-of-a-late-release-is-not-read": Fault(
         Config(

@@ -182,7 +182,8 @@ def _group(life: Any, *, over: bool) -> Group:
 def _survives_continue_as_new(book: GroupBook) -> None:
     carried = book.carry()
     again = GroupBook.restore(book.spec, json.loads(json.dumps(carried)))
-    if again.carry() != carried:
+    same = again.fence.ended == book.fence.ended and again.usable == book.usable
+    if again.carry() != carried or again.snapshot() != book.snapshot() or not same:
         raise Violation("continue-as-new changed a group")
 
 

@@ -89,12 +89,21 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
                 ("answer", name, str(n), trouble, str(k))
                 for trouble in TROUBLES
                 if carried_out(name, role.engines[k], call, trouble) != clean
-                and (trouble != "keep" or "memory_not_freed" in config.allow)
+                and _tried(config, role, trouble)
             ]
         gone = [k for k in call.replicas if dict(role.group.records).get(k) is ReplicaState.DEAD]
         if call.recovery < 0 or not gone or "stop_of_a_dead_replica_lost" in config.allow:
             found += [("request_lost", name, str(n)), ("reply_lost", name, str(n))]
     return found
+
+
+def _tried(config: Config, role: Role, trouble: str) -> bool:
+    if trouble == "keep":
+        return "memory_not_freed" in config.allow
+    stops = role.work is not None and role.work.method == "stop"
+    if stops and trouble == "prove" and "again" in config.without:
+        return "stop_without_proof" in config.allow
+    return True
 
 
 def _of_group(name: str, role: Role) -> list[Event]:

@@ -19,7 +19,7 @@ from tests.machines.host import look, lose_actor, lose_server
 from tests.machines.model import Role, batch_of
 from tests.machines.recoveries import AGAIN, met
 from tests.machines.trainer import end_trainer, lose_trainer, trainer_answer, trainer_look
-from tests.machines.values import HOLDING, LOST, Answer, Call, Group, Report, Token
+from tests.machines.values import HOLDING, LOST, Answer, Call, Group, Recovery, Report, Token
 from tests.machines.working_copy import WorkingCopy
 from workflows._failures import PERMANENT, UNCONFIRMED
 from workflows.gpu_lease import GRANT_ATTEMPTS
@@ -74,8 +74,9 @@ class LeaseMoves(WorkingCopy):
         )
         before = role.engines[k]
         engine, _ = carried_out(name, before, zombie, "")
-        current = lease.token if lease.state is LeaseState.ACTIVE else None
-        newer = [token for token in (before.seen, current) if token is not None]
+        loads = kind in ("onload", "launch")
+        granted = lease.state is LeaseState.ACTIVE or (loads and LEASE.holds(lease.state))
+        newer = [token for token in (before.seen, lease.token if granted else None) if token]
         stale = any(zombie.token < token for token in newer)
         if stale and engine != before:
             raise Violation(f"{name}: {kind} of an earlier grant had an effect")
@@ -169,7 +170,12 @@ class LeaseMoves(WorkingCopy):
         else:
             at = advance(work, len(role.engines), role.group.recoveries, locked=True)
         assert at.answer is not None
+        self._probe_is_legal(name, at.answer)
         return at.answer.state
+
+    def _probe_is_legal(self, name: str, answer: Answer) -> None:
+        if not answer.ok and answer.kind == PERMANENT:
+            raise Violation(f"{name}: a probe was refused")
 
     def _heard_probe(self, name: str, what: str, token: Token | None) -> None:
         """Mirrors ``GpuLease._reconcile_once`` after its await."""
@@ -336,12 +342,12 @@ class LeaseMoves(WorkingCopy):
         self._set_role(name, self._role(name)._replace(work=work))
         self._advance(name)
 
-    def _advance(self, name: str) -> None:
-        """The operation at work goes on as far as it comes."""
+    def _advance(self, name: str, recoveries: tuple[Recovery, ...] | None = None) -> None:
+        """The operation at work goes on as far as it comes; ``recoveries`` have come further."""
         role = self._role(name)
         work = role.work
         assert work is not None
-        at: Turn = advance(work, len(role.engines), role.group.recoveries)
+        at: Turn = advance(work, len(role.engines), recoveries or role.group.recoveries)
         doing = [work.method, *(method for method, *_ in role.inbox)]
         self._set_group(name, at.group, doing=any(method in _EXCLUSIVE for method in doing))
         over = at.answer is not None
@@ -369,8 +375,7 @@ class LeaseMoves(WorkingCopy):
         recoveries[n] = met(recoveries[n], what)
         group = role.group._replace(recoveries=tuple(recoveries))
         if role.work is not None:
-            self._set_role(name, role._replace(group=group))
-            return self._advance(name)
+            return self._advance(name, group.recoveries)
         return self._set_group(name, group, doing=False)
 
     def _execute(self, name: str, call: Call, trouble: str, k: str) -> tuple[Report, ...]:
@@ -408,6 +413,7 @@ class LeaseMoves(WorkingCopy):
     def _heard(self, name: str, work: Work, answer: Answer) -> None:
         """An operation ended; its asker hears of it."""
         if work.method == "probe":
+            self._probe_is_legal(name, answer)
             self._heard_probe(name, answer.state if answer.ok else "", work.asked)
         elif work.method == "resolve":
             self._heard_resolution(name, work.asked, answer)

@@ -12,30 +12,56 @@ from typing import Any
 
 import pytest
 
+import relax_infer.engines.actor as actor_module
 import workflows.engine_lifecycle as lifecycle_module
 from relax_infer.contracts.failures import UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.engines.replica import EngineReplica
-from relax_infer.machines import BATCH, GROUP, LEASE, REPLICA, GroupEvent, LeaseEvent, Machine
+from relax_infer.engines.resident import Resident
+from relax_infer.machines import (
+    BATCH,
+    GROUP,
+    LEASE,
+    RECOVERY,
+    REPLICA,
+    GroupEvent,
+    GroupState,
+    LeaseEvent,
+    Machine,
+)
 from relax_infer.machines import ReplicaState as R
+from relax_infer.training.policy import PolicyTrainer
+from relax_infer.training.trainer import TrainerActor
 from tests.machines import host, values
 from tests.machines.explore import Broken, explore
 from tests.machines.model import Config
 from tests.machines.moves import _Next
+from workflows._group_book import GroupBook
 from workflows._lease_book import LeaseBook
 from workflows.engine_lifecycle import EngineLifecycle
+from workflows.replica_recovery import ReplicaRecovery
 
 Edge = tuple[StrEnum, StrEnum]
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
-MACHINES: tuple[Machine[Any, Any], ...] = (LEASE, BATCH, REPLICA, GROUP)
+MACHINES: tuple[Machine[Any, Any], ...] = (LEASE, BATCH, REPLICA, GROUP, RECOVERY)
 _TWO = ("rollout", "trainer")
+_THREE = ("rollout", "genrm", "trainer")
 SEARCHES = (
     Config(roles=_TWO, faults=1),
-    Config(roles=("rollout", "genrm", "trainer"), faults=1),
+    Config(roles=_THREE, faults=1),
     Config(roles=_TWO, faults=1, replicas=2),
-    Config(roles=_TWO, faults=3, only=frozenset({"timeout"})),
+    Config(roles=_TWO, faults=1, allow=frozenset({"acknowledge_releases"})),
+    Config(roles=_THREE, faults=1, allow=frozenset({"memory_not_freed"})),
+    Config(roles=_TWO, faults=3, only=frozenset({"timeout", "late"})),
     Config(roles=_TWO, faults=2),
+    Config(
+        roles=_TWO,
+        faults=2,
+        only=frozenset({"answer", "server_dies"}),
+        without=frozenset({"again"}),
+    ),
+    Config(roles=_TWO, faults=2, replicas=2),
 )
 """From small to large; a mutant that survives all of them survives."""
 
@@ -194,8 +220,19 @@ LEASE_GUARDS: dict[str, Mutate] = {
 # --- engines and groups
 
 
-def _admit_lower(self: FenceMemory, token: FenceToken) -> None:
-    self.seen = token
+def _admit_lower(self: FenceMemory, token: FenceToken, *, loads: bool = False) -> None:
+    self.seen, self.ended = token, self.ended and token == self.seen
+
+
+def _admit_ended(self: FenceMemory, token: FenceToken, *, loads: bool = False) -> None:
+    _ADMIT(self, token)
+
+
+_ADMIT = FenceMemory.admit
+
+
+def _write_fence_without_end(self: Any, memory: FenceMemory) -> None:
+    self.kept = FenceMemory(memory.seen)
 
 
 async def _end_without_proof(self: Any, *_: object) -> None:
@@ -204,57 +241,131 @@ async def _end_without_proof(self: Any, *_: object) -> None:
     self.gpu, self.kind = (values.Gpu.ORPHAN if holding else values.Gpu.NONE), ""
 
 
-async def _partial_is_ready(self: Any, tags: Any, token: FenceToken) -> None:
-    missing = [tag for tag in tags if tag not in self._resident]
+async def _partial_is_ready(self: Any, control: Any, tags: Any, token: Any, _: float) -> None:
+    missing = [tag for tag in tags if tag not in self.tags]
     if missing:
         try:
-            await self._control.resume(missing, token, 1.0)
+            await control.resume(missing, token, 1.0)
         except UnconfirmedError:
-            self._control.gpu = values.Gpu.PARTIAL
-        self._resident.update(missing)
+            control.gpu = values.Gpu.PARTIAL
+        self.tags.update(missing)
 
 
-def _proved_without_token(report: Any, fence: Any) -> GroupEvent | None:
-    believed = report.replicas[0].fence
-    same = [r.model_copy(update={"fence": believed}) for r in report.replicas]
-    return _PROVED(report.model_copy(update={"replicas": tuple(same)}), believed)
+def _proved_without_token(seen: Any, fence: Any) -> GroupEvent | None:
+    return _PROVED([r.model_copy(update={"fence": fence}) for r in seen], fence)
 
 
-def _proved_by_one(report: Any, fence: Any) -> GroupEvent | None:
-    proofs = [_PROVED(report.model_copy(update={"replicas": (r,)}), fence) for r in report.replicas]
+def _proved_by_one(seen: Any, fence: Any) -> GroupEvent | None:
+    proofs = [_PROVED([report], fence) for report in seen]
     return next((proof for proof in proofs if proof is not None), None)
 
 
 _PROVED = lifecycle_module._proved
 
 
-def _failed_counts_as_gone(report: Any, fence: Any) -> GroupEvent | None:
-    dead = {R.DEAD, R.FAILED}
-    return GroupEvent.RELEASE_PROVED if {r.state for r in report.replicas} <= dead else None
+def _failed_counts_as_gone(seen: Any, fence: Any) -> GroupEvent | None:
+    return GroupEvent.RELEASE_PROVED if {r.state for r in seen} <= {R.DEAD, R.FAILED} else None
 
 
 async def _trusts_a_failed_engine(self: Any, op: Any) -> Any:
-    return await self._evidence(op.fence, None, None, gone=True)
+    self.nodes._head.files.kind = ""
+    return self._evidence(op.fence, gone=True)
+
+
+def _one_speaks_for_all(self: GroupBook, report: Any) -> None:
+    up = any(r.state is R.READY for r in report.replicas)
+    told = [r.model_copy(update={"state": R.READY}) if up else r for r in report.replicas]
+    _SETTLE_ONLOAD(self, report.model_copy(update={"replicas": tuple(told)}))
+
+
+_SETTLE_ONLOAD = GroupBook.settle_onload
+
+
+def _stop_begins_once(self: GroupBook) -> None:
+    self.move(GroupEvent.STOP_STARTED)
+    self._each(REPLICA.events.STOP_STARTED, list(self.replicas))
+
+
+def _doubt_says_asleep(self: Any) -> Any:
+    return self._result().model_copy(update={"state": GroupState.SLEEPING})
+
+
+def _carry_without_end(self: GroupBook) -> dict[str, Any]:
+    return {**_CARRY(self), "fence_ended": False}
+
+
+_CARRY = GroupBook.carry
+
+
+async def _nobody_heals(self: Any, replicas: Any, cause: str, *, rebuild: bool) -> tuple[Any, ...]:
+    for replica in replicas:
+        self._book.replicas[replica] = self._book.replicas[replica].model_copy(
+            update={"state": R.DEAD}
+        )
+    return ()
+
+
+async def _stopped_at_once(self: Any) -> bool:
+    if self._state is RECOVERY.states.STOPPING:
+        await self._move(RECOVERY.events.STOPPED)
+    return True
+
+
+async def _blocked_goes_on(self: Any) -> bool:
+    await self._move(RECOVERY.events.STOP_STARTED)
+    await self._move(RECOVERY.events.STOPPED)
+    await self._stopped()
+    return True
+
+
+async def _asleep_though_awake(self: Any) -> None:
+    self._in_use = False
+    if not self._book.failed:
+        self._book.move(GroupEvent.SLEEP_PROVED)
+
+
+def _holds_once_resident(self: Any) -> None:
+    if not self.resident:
+        self._learner.to_device()
+        self.resident = self.holds = True
 
 
 ENGINE_GUARDS: dict[str, Mutate] = {
     "engine-takes-a-lower-token": replaced(FenceMemory, "admit", _admit_lower),
+    "engine-loads-under-an-ended-token": replaced(FenceMemory, "admit", _admit_ended),
+    "tokens-never-end": ignored(FenceMemory, "end"),
+    "tokens-do-not-end-at-the-engines": replaced(actor_module, "_RELEASES", ()),
     "engine-forgets-its-token-with-its-actor": ignored(host._Host, "write_fence"),
+    "engine-forgets-the-end-of-its-token": replaced(
+        host._Host, "write_fence", _write_fence_without_end
+    ),
     "actor-does-not-look-for-what-was-left": ignored(host._Host, "holder"),
     "killed-without-proof": replaced(host._Host, "end", _end_without_proof),
     "failed-engine-is-taken-at-its-word": replaced(EngineReplica, "_gone", _trusts_a_failed_engine),
-    "partial-onload-is-ready": replaced(EngineReplica, "_resume", _partial_is_ready),
+    "partial-onload-is-ready": replaced(Resident, "resume", _partial_is_ready),
     "failed-onload-changes-no-state": ignored(EngineReplica, "_fail"),
-    "death-is-not-noticed": ignored(EngineReplica, "_notice_death"),
+    "death-is-not-noticed": replaced(EngineReplica, "_notice_death", _nothing),
     "failed-does-not-hold": holds_too_little(REPLICA, R.FAILED),
     "blocked-group-does-not-hold": holds_too_little(GROUP, GROUP.states.BLOCKED),
-    "one-replica-speaks-for-all": ignored(EngineLifecycle, "_need_all"),
+    "one-replica-speaks-for-all": replaced(GroupBook, "settle_onload", _one_speaks_for_all),
     "probe-under-any-token": replaced(lifecycle_module, "_proved", _proved_without_token),
     "probe-of-one-proves-all": replaced(lifecycle_module, "_proved", _proved_by_one),
     "probe-takes-failed-for-gone": replaced(lifecycle_module, "_proved", _failed_counts_as_gone),
-    "probe-proves-nothing": replaced(lifecycle_module, "_proved", lambda report, fence: None),
-    "resolve-does-nothing": replaced(EngineLifecycle, "_resolve", _nothing),
+    "a-doubt-counts-as-sleep": replaced(EngineLifecycle, "_doubted", _doubt_says_asleep),
+    "resolve-does-nothing": replaced(EngineLifecycle, "_take_word", _nothing),
     "lifecycle-takes-a-lower-token": ignored(EngineLifecycle, "_admit"),
+    "a-stop-cannot-be-repeated": replaced(GroupBook, "begin_stop", _stop_begins_once),
+    "restart-forgets-the-end-of-a-token": replaced(GroupBook, "carry", _carry_without_end),
+    "what-failed-counts-as-gone": replaced(EngineLifecycle, "_heal", _nobody_heals),
+    "a-failed-onload-leaves-its-siblings-awake": replaced(
+        EngineLifecycle, "_put_to_sleep", _asleep_though_awake
+    ),
+    "recovery-does-not-stop": replaced(ReplicaRecovery, "_stopped", _stopped_at_once),
+    "recovery-does-not-wait-for-proof": replaced(ReplicaRecovery, "_prove_gone", _blocked_goes_on),
+    "recoveries-are-not-followed": ignored(GroupBook, "follow"),
+    "losses-are-not-mended": replaced(EngineLifecycle, "_mend", _nothing),
+    "trainer-orphan-is-not-doubted": ignored(TrainerActor, "_doubt"),
+    "trainer-forgets-a-partial-load": replaced(PolicyTrainer, "onload", _holds_once_resident),
 }
 
 
@@ -284,13 +395,40 @@ def _late_success_counts(self: Any, name: str) -> None:
         self._known()
 
 
-_BLOCK = _Next._block
+def _any_grant(self: Any, name: str, what: str, token: Any) -> None:
+    """Neither state nor token is compared after the await."""
+    if what in ("SLEEPING", "STOPPED"):
+        self._record(name, LeaseEvent.RELEASE_PROVED)
+    elif what == "READY":
+        self._record(name, LeaseEvent.ACTIVE_PROVED)
+    self._known()
+
+
+def _resolved_anyhow(self: Any, name: str, token: Any, answer: Any) -> None:
+    self.state = self.state._replace(resolving=())
+    self._record(name, LeaseEvent.RESOLVED_BY_OPERATOR)
+    self._known()
+
+
+def _noted_anyhow(self: Any) -> None:
+    step = self.state.step
+    if step.mode == "run" and self.config.plan[step.pc][0] == "acknowledge":
+        self._book("note_rollout_released")
+    _SUCCEEDED(self)
+
+
+_BLOCK, _SUCCEEDED = _Next._block, _Next._succeeded
 
 GLUE: dict[str, Mutate] = {
     "a-timeout-is-a-release": replaced(_Next, "_block", _timeout_is_a_release),
     "a-failed-onload-is-an-onload": replaced(_Next, "_block", _failed_onload_is_forgotten),
     "a-late-success-counts": replaced(_Next, "_late_answer", _late_success_counts),
     "a-person-does-not-look": ignored(_Next, "_end_what_holds"),
+    "a-probe-of-any-grant-counts": replaced(_Next, "_heard_probe", _any_grant),
+    "a-resolution-is-not-looked-at-again": replaced(_Next, "_heard_resolution", _resolved_anyhow),
+    "an-abandoned-batch-is-acknowledged": replaced(_Next, "_succeeded", _noted_anyhow),
+    "evidence-is-not-read": replaced(_Next, "_doubts", lambda self, name: False),
+    "nobody-tells-the-lease-of-a-lost-holder": replaced(_Next, "on_told", lambda self, name: None),
     "training-needs-no-commit": replaced(_Next, "_do_commit", lambda self, name: self._go_on()),
     "commit-before-publication": replaced(_Next, "_do_publish", lambda self, name: self._go_on()),
     "commit-before-scores": replaced(_Next, "_do_score", lambda self, name: self._go_on()),

@@ -93,6 +93,14 @@ def test_without_faults_there_is_one_way_and_it_ends_well():
             Config(roles=TWO, faults=1, allow=frozenset({"acknowledge_releases"})),
             id="a-batch-is-abandoned-while-its-offload-is-acknowledged",
         ),
+        pytest.param(
+            Config(
+                roles=TWO,
+                only=frozenset({"answer", "server_dies"}),
+                without=frozenset({"again"}),
+            ),
+            id="proof-cannot-be-had-and-a-person-says-so",
+        ),
     ],
 )
 def test_the_rules_hold_also_where_they_once_did_not(config: Config):
