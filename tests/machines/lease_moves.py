@@ -427,6 +427,8 @@ class LeaseMoves(WorkingCopy):
         if step.wait != "answer" or awaited != (name, *asked):
             return self._late_answer(name)
         if method == "stop":
+            if answer.kind == PERMANENT:
+                raise Violation(f"{name}: a stop was refused")
             return self._succeeded() if answer.ok else self._step(wait="")
         if not answer.ok:
             return self._block(answer.kind)

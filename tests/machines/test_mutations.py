@@ -1,6 +1,6 @@
 """Each rule broken on purpose: the model must notice.
 
-Every transition of the four machines that the model uses is taken away, every forbidden one is
+Every transition of the five machines that the model uses is taken away, every forbidden one is
 added, and every guard is weakened. :data:`SURVIVORS` and :data:`NOT_IN_THE_MODEL` say what is not
 noticed, and why.
 """
@@ -30,27 +30,29 @@ _NOBODY = "nothing records it"
 _AT_WORK = "a state of an operation at work, and operations on one engine go in turn"
 _ASLEEP = "the model stops a role only after the lease took the pool back, when it sleeps or failed"
 _AWAKE = "the model's weight sync loads into engines that sleep"
+_NO_LOAD = "the model's recoveries launch with the right weights and load no others"
 
 NOT_IN_THE_MODEL: dict[str, str] = {
     "Lease SLEEPING on MEMORY_LOST": _NOBODY,
-    "Lease ACTIVE on OPERATION_FAILED": _NOBODY,
     "Group READY on WEIGHTS_UPDATE_STARTED": _NOBODY,
+    "Group READY on OPERATION_UNCONFIRMED": _NOBODY,
     "Group ONLOADING on DRAIN_STARTED": _AT_WORK,
     "Group STARTING on STOP_STARTED": _AT_WORK,
     "Group DRAINING on STOP_STARTED": _AT_WORK,
     "Group ONLOADING on STOP_STARTED": _AT_WORK,
     "Group READY on STOP_STARTED": _ASLEEP,
     "Replica READY on WEIGHTS_UPDATE_STARTED": _AWAKE,
-    "Replica ONLOADING on DRAIN_STARTED": _AT_WORK,
-    "Replica ONLOADING on DEATH_NOTICED": _AT_WORK,
-    "Replica DRAINING on DEATH_NOTICED": _AT_WORK,
     "Replica STARTING on STOP_STARTED": _AT_WORK,
-    "Replica ONLOADING on STOP_STARTED": _AT_WORK,
-    "Replica READY on STOP_STARTED": _ASLEEP,
+    "Replica DRAINING on STOP_STARTED": _AT_WORK,
+    "Recovery SYNCING on REBUILD_FAILED": _NO_LOAD,
 }
 """Transitions that no search takes, and why."""
 
-SURVIVORS: dict[str, str] = {}
+SURVIVORS: dict[str, str] = {
+    "without Replica DRAINING on DEATH_NOTICED": "a loss that a table does not allow is left to"
+    " the next probe",
+    "death-is-not-noticed": "a dead server answers nothing, so every operation on it fails anyway",
+}
 """Mutants that every search lets pass, and why that is right."""
 
 
@@ -68,7 +70,7 @@ def _each_edge(attribute: str) -> list[Any]:
 
 
 def _is_noticed(name: str, mutate: Mutate) -> None:
-    caught = what_catches(mutate)
+    caught = what_catches(mutate, SEARCHES[:6] if name in SURVIVORS else SEARCHES)
     print(f"\n{name}: {caught}")
     if name in SURVIVORS:
         assert caught is None, f"{name} is noticed now: {caught}"

@@ -1,8 +1,8 @@
 """The trainer as one engine: the real ``TrainerActor`` and ``PolicyTrainer``, without Megatron.
 
 Only the device, the files and the other processes of the host are pretended. Of an
-:class:`Engine`, ``server_seen`` is the token in the file of who is resident, and ``holder`` says
-whether an earlier actor wrote it.
+:class:`Engine`, ``server_seen`` is the token in the file of who is resident, ``holder`` says whether
+an earlier actor wrote it, and ``resident`` is what the actor knows of the device.
 """
 
 import asyncio
@@ -67,8 +67,7 @@ class _Device:
 def _actor(engine: Engine, device: _Device) -> Any:
     policy: Any = object.__new__(PolicyTrainer)
     policy._learner, policy._device, policy._current = device, None, SimpleNamespace(step=0)
-    policy.resident = engine.gpu is Gpu.FULL
-    policy.holds = engine.gpu in (Gpu.FULL, Gpu.PARTIAL)
+    policy.resident, policy.holds = "resident" in engine.resident, "holds" in engine.resident
     actor: Any = object.__new__(TrainerActor)
     actor._files, actor._policy, actor._holder = device, policy, "trainer/rank-0"
     actor._earlier = None
@@ -89,6 +88,7 @@ def _value(actor: Any, device: _Device) -> Engine:
         seen=token_of(device.kept.seen),
         ended=device.kept.ended,
         server_seen=token_of(device.resident_under),
+        resident=tuple(name for name in ("holds", "resident") if getattr(actor._policy, name)),
         holder="earlier" if actor._earlier is not None else "",
     )
 
@@ -157,9 +157,9 @@ def trainer_look(engine: Engine, token: Token | None) -> str:
 def lose_trainer(engine: Engine, *, orphan: bool) -> Engine:
     """Its process died and its actor is made again; the earlier process may still hold memory."""
     left = Gpu.ORPHAN if orphan and engine.gpu in (Gpu.FULL, Gpu.PARTIAL) else Gpu.NONE
-    return engine._replace(gpu=left, holder="earlier")
+    return engine._replace(gpu=left, resident=(), holder="earlier")
 
 
 def end_trainer(engine: Engine) -> Engine:
     """A person ended every process of it."""
-    return engine._replace(gpu=Gpu.NONE, holder="earlier")
+    return engine._replace(gpu=Gpu.NONE, resident=(), holder="earlier")
