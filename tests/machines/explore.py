@@ -291,6 +291,8 @@ def settle(config: Config, state: State, good: set[State]) -> None:
     way: dict[State, None] = {}
     events_so_far: list[Event] = []
     patient = replace(config, attempts=state.step.attempt + 3)
+    quiet = tuple(role._replace(zombies=frozenset()) for role in state.roles)
+    state = state._replace(faults=0, roles=quiet)
     while not ended(state) and state not in good:
         try:
             if state in way or len(way) > _PATIENCE:
@@ -309,7 +311,7 @@ def settle(config: Config, state: State, good: set[State]) -> None:
 
 def _helpful(config: Config, state: State) -> tuple[Event, State]:
     """The first event of a helpful environment that changes anything."""
-    possible = events(config, state._replace(faults=0))
+    possible = events(config, state)
     order = ("answer", "hear", "again", "notice", "told", "held_back_answer", "probe", "resolve")
     for name in (*order, "next", "person"):
         for event in possible:

@@ -150,9 +150,11 @@ def _of_faults(config: Config, state: State, name: str, role: Role) -> list[Even
     step = state.step
     if step.wait == "answer" and step.role == name and step.method != "stop" and name != "trainer":
         found.append(("timeout", name))
-    for zombie in sorted(role.zombies):
-        if not zombie.done and _may_come(config, state, name, zombie):
-            found.append(("late", name, *_named(zombie)))
+    found += [
+        ("late", name, *_named(zombie))
+        for zombie in sorted(role.zombies)
+        if not zombie.done and _may_come(config, state, name, zombie)
+    ]
     for k, engine in enumerate(role.engines):
         if engine.gpu in (Gpu.ASLEEP, Gpu.PARTIAL, Gpu.FULL):
             found.append(("server_dies", name, str(k)))

@@ -137,9 +137,9 @@ class LeaseMoves(WorkingCopy):
         what = self._probe(name, reports)
         asleep = (ReplicaState.SLEEPING, ReplicaState.DEAD)
         rests = role.work is None and not role.group.recoveries
-        if rests and role.group.state is GroupState.BLOCKED and what == "BLOCKED":
-            if all(r.state in asleep and r.fence == token for r in reports):
-                raise Violation(f"{name}: every engine proves its sleep and the probe says {what}")
+        proved = all(r.state in asleep and r.fence == token for r in reports)
+        if rests and proved and role.group.state is GroupState.BLOCKED and what == "BLOCKED":
+            raise Violation(f"{name}: every engine proves its sleep and the probe says {what}")
         return self._heard_probe(name, what, token) if what else None
 
     def on_slow_probe(self, name: str) -> None:
@@ -452,4 +452,3 @@ class LeaseMoves(WorkingCopy):
         for event in (LeaseEvent.RELEASE_CONFIRMED, LeaseEvent.ONLOAD_CONFIRMED):
             if lease.state is LeaseState.BLOCKED and LEASE.allows(lease.state, event):
                 raise Violation(f"{name}: a late success alone could change the book ({event})")
-

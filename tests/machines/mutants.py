@@ -54,16 +54,17 @@ SEARCHES = (
     Config(roles=_TWO, faults=1, allow=frozenset({"acknowledge_releases"})),
     Config(roles=_THREE, faults=1, allow=frozenset({"memory_not_freed"})),
     Config(roles=_TWO, faults=3, only=frozenset({"timeout", "late"})),
-    Config(roles=_TWO, faults=2, only=frozenset({"answer", "late"})),
+    Config(roles=_TWO, faults=2, only=frozenset({"slow_probe", "request_lost"})),
+    Config(roles=_TWO, faults=2, only=frozenset({"answer"})),
+    Config(roles=_TWO, faults=2, only=frozenset({"answer", "late", "request_lost"})),
     Config(
         roles=_TWO,
         faults=2,
         only=frozenset({"answer", "server_dies"}),
         without=frozenset({"again"}),
     ),
-    Config(roles=_TWO, faults=2, replicas=2, only=frozenset({"request_lost", "timeout"})),
+    Config(roles=_TWO, faults=2, replicas=2, only=frozenset({"request_lost", "late"})),
     Config(roles=_TWO, faults=2),
-    Config(roles=_TWO, faults=2, replicas=2, only=frozenset({"answer", "timeout", "reply_lost"})),
 )
 """From small to large; a mutant that survives all of them survives."""
 

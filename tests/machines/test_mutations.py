@@ -70,7 +70,7 @@ def _each_edge(attribute: str) -> list[Any]:
 
 
 def _is_noticed(name: str, mutate: Mutate) -> None:
-    caught = what_catches(mutate, SEARCHES[:6] if name in SURVIVORS else SEARCHES)
+    caught = what_catches(mutate, SEARCHES[:-2] if name in SURVIVORS else SEARCHES)
     print(f"\n{name}: {caught}")
     if name in SURVIVORS:
         assert caught is None, f"{name} is noticed now: {caught}"
@@ -114,7 +114,7 @@ def test_the_searches_take_every_other_transition():
 
     with fresh() as patch:
         patch.setattr(Machine, "advance", noting)
-        for config in SEARCHES:
+        for config in (*SEARCHES[2:4], *SEARCHES[-2:]):
             explore(config, live=False)
     known = {_name(machine, edge) for machine in MACHINES for edge in machine.transitions}
     assert known - taken == set(NOT_IN_THE_MODEL)

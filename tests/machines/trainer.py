@@ -1,8 +1,8 @@
 """The trainer as one engine: the real ``TrainerActor`` and ``PolicyTrainer``, without Megatron.
 
 Only the device, the files and the other processes of the host are pretended. Of an
-:class:`Engine`, ``server_seen`` is the token in the file of who is resident, ``holder`` says whether
-an earlier actor wrote it, and ``resident`` is what the actor knows of the device.
+:class:`Engine`, ``server_seen`` is the token in the file of who is resident, ``holder`` says
+whether an earlier actor wrote it, and ``resident`` is what the actor knows of the device.
 """
 
 import asyncio
