@@ -5,6 +5,8 @@
 #   make check            ruff, format, pyright, import rules
 #   make unit / make real the two halves of the tests; ARGS='-k word' goes to pytest
 #   make slow             forty steps in every mode, and a control that must not learn
+#   make chaos            kills every part of a real run, and says how long it took to mend
+#   make bench            what the control plane itself costs
 #   make up / make down   the local stack in .relax
 #   make diagrams         docs/state-machines.md from the transition tables
 #   make reference        docs/recipe.md from the typed recipe
@@ -13,7 +15,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check unit real slow up down diagrams reference
+.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -73,10 +75,18 @@ check: install
 	$(BIN)/lint-imports
 
 unit: install
-	$(BIN)/python -m pytest -m "not real and not slow" --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -m "not real and not slow and not chaos" --durations=10 $(ARGS)
 
 slow: install
 	$(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
+
+chaos: install
+	$(BIN)/python -m pytest -m chaos -s --durations=0 $(ARGS) tests/chaos
+
+bench: install
+	for each in $$(ls tests/bench/*.py | grep -v __init__); do
+	  echo "== $$each"; $(BIN)/python -m "$$(echo $${each%.py} | tr / .)"
+	done
 
 # A process for each room: two of them must not share a Ray, and exit code 5 is "nothing chosen".
 real: install

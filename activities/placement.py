@@ -7,14 +7,17 @@ from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import Binding, RunPlan
+from relax_infer.engines.orphans import need_free_devices
 from relax_infer.placement import bind_pool, release_pool
 
 
 @activity.defn
 async def bind_placement(plan: RunPlan) -> Binding:
-    """The cluster's GPUs, bound to the plan's groups; a placement that is there is used again."""
+    """The cluster's GPUs, bound to the plan's groups; a placement that is there is used again.
+    Refused while an engine of another run may hold one of them."""
     cluster = recipe_of(plan.run).cluster
     rows = await bind_pool(plan.run.run, cluster.gpus, cluster.bind_timeout)
+    await need_free_devices(plan.run, rows)
     groups = tuple(g.model_copy(update={"bundles": bundles_of(g, rows)}) for g in plan.groups)
     trainer = plan.trainer.model_copy(update={"bundles": tuple(rows[: plan.trainer.ranks])})
     bound = plan.model_copy(update={"groups": groups, "trainer": trainer})

@@ -1,7 +1,6 @@
 """GpuLease: who may use a pool of GPUs. One per pool of a run; it outlives every step."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -28,34 +27,15 @@ from workflows._calls import CONFIRM_OFFLOAD
 from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED, fail, kind_of, text_of
 from workflows._lease_book import LeaseBook, LeaseRefused
 from workflows._mailbox import Mailbox
+from workflows._operations import Operations
 from workflows._trainer_role import TrainerRole
 from workflows._visible import show_details, show_state
 
-OPERATIONS_REMEMBERED = 8192
 UPDATES_PER_HISTORY = 1500
 GRANT_ATTEMPTS = 3
 WAITERS = 4
 WAIT_COMMITTED = timedelta(seconds=5)
 METHODS: tuple[LeaseMethod, ...] = get_args(LeaseMethod)
-
-
-@dataclass
-class _Operation:
-    """One remembered operation: what it was, and how it ended once it has."""
-
-    fingerprint: str
-    answer: LeaseAnswer | None = None
-    error: tuple[str, str] | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.answer is not None or self.error is not None
-
-    def result(self) -> LeaseAnswer:
-        if self.error is not None:
-            raise fail(*self.error)
-        assert self.answer is not None
-        return self.answer
 
 
 @workflow.defn(name="GpuLease")
@@ -74,10 +54,7 @@ class GpuLease:
             LeaseBook.restore(carried["book"]) if carried else LeaseBook(start.pool, start.roles)
         )
         self._mail = Mailbox(carried.get("answers"))
-        self._operations = {
-            operation_id: _restore_operation(document)
-            for operation_id, document in carried.get("operations", {}).items()
-        }
+        self._operations = Operations(carried.get("operations"))
         self._resolved_by: dict[str, str] = {}
         self._proved: dict[str, RoleResult] = {}
         self._waiters = 0
@@ -105,7 +82,7 @@ class GpuLease:
                     "carried": {
                         "book": self._book.carry(),
                         "answers": self._mail.carry(),
-                        "operations": {k: _carry_operation(v) for k, v in self._operations.items()},
+                        "operations": self._operations.carry(),
                         "asked": self._asked,
                         "doubted": sorted(self._doubted),
                     }
@@ -115,9 +92,8 @@ class GpuLease:
 
     @property
     def _history_is_long(self) -> bool:
-        idle = all(operation.ended for operation in self._operations.values())
         long = workflow.info().is_continue_as_new_suggested() or self._updates > UPDATES_PER_HISTORY
-        return idle and long
+        return self._operations.idle and long
 
     # --- ways in
 
@@ -176,21 +152,11 @@ class GpuLease:
         return LeaseAnswer()
 
     def _refuse_illegal(self, request: LeaseRequest) -> None:
-        known = self._operations.get(request.operation_id)
-        if known is not None:
-            self._refuse_other_fingerprint(known, request)
+        if self._operations.find(request) is not None:
             return
         if request.method == "wait_committed" and self._waiters >= WAITERS:
             raise LeaseRefused(f"{WAITERS} callers wait already: one per trainer group may wait")
         self._book.check(request)
-
-    @staticmethod
-    def _refuse_other_fingerprint(known: _Operation, request: LeaseRequest) -> None:
-        if known.fingerprint != request.fingerprint:
-            raise LeaseRefused(
-                f"operation {request.operation_id} was {known.fingerprint}; the same id now has a"
-                f" different fingerprint {request.fingerprint}"
-            )
 
     # --- one operation
 
@@ -198,12 +164,10 @@ class GpuLease:
         """Carry it out once; the same operation id joins it or gets its recorded result."""
         if request.method == "wait_committed":
             return await self._wait_committed(request)
-        known = self._operations.get(request.operation_id)
-        if known is not None:
-            self._refuse_other_fingerprint(known, request)
+        if (known := self._operations.find(request)) is not None:
             await workflow.wait_condition(lambda: known.ended)
             return known.result()
-        operation = self._operations[request.operation_id] = _Operation(request.fingerprint)
+        operation = self._operations.begin(request)
         try:
             self._book.check(request)
             operation.answer = await self._carry_out(request)
@@ -211,7 +175,7 @@ class GpuLease:
             operation.error = (PERMANENT, str(error))
         except ApplicationError as error:
             operation.error = (kind_of(error), text_of(error))
-        self._forget_old_operations()
+        self._operations.forget_old()
         self._show()
         return operation.result()
 
@@ -480,13 +444,6 @@ class GpuLease:
 
     # --- pieces
 
-    def _forget_old_operations(self) -> None:
-        for operation_id, operation in list(self._operations.items()):
-            if len(self._operations) <= OPERATIONS_REMEMBERED:
-                return
-            if operation.ended:
-                del self._operations[operation_id]
-
     def _show(self) -> None:
         book = self._book
         if book.blocked:
@@ -516,18 +473,3 @@ def _request(command: LeaseCommand, method: LeaseMethod) -> LeaseRequest:
 def _role(request: LeaseRequest) -> LeaseRole:
     assert request.role is not None
     return request.role
-
-
-def _carry_operation(operation: _Operation) -> dict[str, Any]:
-    answer = operation.answer.model_dump(mode="json") if operation.answer else None
-    return {"fingerprint": operation.fingerprint, "answer": answer, "error": operation.error}
-
-
-def _restore_operation(document: dict[str, Any]) -> _Operation:
-    answer = document["answer"]
-    error = document["error"]
-    return _Operation(
-        document["fingerprint"],
-        LeaseAnswer.model_validate(answer) if answer is not None else None,
-        (error[0], error[1]) if error is not None else None,
-    )

@@ -24,6 +24,8 @@ from workflows._mailbox import Mailbox
 from workflows._registry import models_of, routing_of
 from workflows._visible import attributes, show_details, show_state
 
+TERMS_PER_RESTART = 1_000_000
+"""Above every term that a role's incarnation reaches by continuing as new."""
 _SETTLED = (GroupState.READY, GroupState.SLEEPING, GroupState.STOPPED)
 
 
@@ -49,7 +51,7 @@ class InferenceRole:
         for document in carried.get("groups", []):
             snapshot = GroupSnapshot.model_validate(document)
             self._groups[snapshot.model] = snapshot
-        self._term = int(carried.get("term", 0)) + 1
+        self._term = int(carried.get("term", start.restarts * TERMS_PER_RESTART)) + 1
         self._front: FrontAddress | None = None
         self._registry = InferenceRegistry(start.role, registry_epoch=str(workflow.uuid4()))
         self._doing = ""

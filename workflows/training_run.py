@@ -7,13 +7,7 @@ from collections.abc import Awaitable
 from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, FailureError
 
-from relax_infer.contracts.lease import (
-    LeaseInput,
-    LeaseRequest,
-    RoleInput,
-    RoleOperation,
-    RoleResult,
-)
+from relax_infer.contracts.lease import LeaseRequest
 from relax_infer.contracts.mailbox import Answer
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import (
@@ -28,7 +22,6 @@ from relax_infer.contracts.run import (
     StepInput,
     StepResult,
 )
-from relax_infer.contracts.training import TrainerOperation
 from relax_infer.machines import RUN, RunEvent, RunState
 from workflows._calls import (
     BIND_PLACEMENT,
@@ -38,11 +31,17 @@ from workflows._calls import (
     RELEASE_PLACEMENT,
     RESOLVE_RECIPE,
     STOP_FRONT,
-    STOP_TRAINER,
 )
 from workflows._failures import PERMANENT, fail, text_of
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
+from workflows._premises import (
+    inference_roles,
+    start_lease,
+    start_roles,
+    stop_role,
+    stop_trainer,
+)
 from workflows._visible import (
     attributes,
     show_details,
@@ -54,6 +53,8 @@ from workflows._visible import (
 
 PROGRESS_KEPT = 1000
 PROGRESS_SHOWN = 50
+RESTARTS = 3
+"""Times that a person may have every role of a run restarted."""
 
 
 @workflow.defn(name="TrainingRun")
@@ -81,6 +82,7 @@ class TrainingRun:
         self._histories = 0
         self._steps_here = 0
         self._attempt = 1
+        self._restarts = 0
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
         if start.carried is not None:
@@ -95,6 +97,7 @@ class TrainingRun:
         self._target = carried.target
         self._progress = list(carried.progress)
         self._histories = carried.histories + 1
+        self._restarts = carried.restarts
 
     # --- ways in
 
@@ -137,7 +140,7 @@ class TrainingRun:
             gateway_url=self._front.gateway_url if self._front else None,
             store=plan.run.store if plan else None,
             lease=f"{self._id}.lease" if plan else None,
-            roles={role: f"{self._id}.{role}" for role in self._inference_roles} if plan else {},
+            roles={role: f"{self._id}.{role}" for role in inference_roles(plan)} if plan else {},
         )
 
     @workflow.update
@@ -197,6 +200,11 @@ class TrainingRun:
             raise ValueError(f"the run is {self._state}, not BLOCKED: there is nothing to resolve")
         if not resolution.who.strip() or not resolution.why.strip():
             raise ValueError("resolve needs who looked and why it is safe to go on")
+        if resolution.action == "restart" and self._restarts >= RESTARTS:
+            raise ValueError(
+                f"the run was restarted {self._restarts} times already: stop it and look for the"
+                " cause; a new run goes on from its checkpoint"
+            )
         if self._lease_waits is not None and not resolution.confirm_released:
             raise ValueError(
                 f"{self._lease_waits}: look at the processes on the node, then resolve with"
@@ -282,6 +290,8 @@ class TrainingRun:
             return
         if self._resolved is not None:
             await self._lease.ask(self._lease_resolution(self._resolved, abandon=True))
+            if self._resolved.action == "restart":
+                await self._restart_everything()
             self._error = None
             self._attempt += 1
             self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
@@ -308,8 +318,8 @@ class TrainingRun:
         self._show("binds GPUs")
         bound = await BIND_PLACEMENT(self._plan, summary="bind GPUs")
         plan = self._plan = bound.plan
-        await self._start_lease(plan)
-        await asyncio.gather(*(self._start_role(plan, role) for role in self._inference_roles))
+        await start_lease(plan)
+        await start_roles(plan)
         self._show("brings up router, gateway and TransferQueue")
         front, _, _ = await asyncio.gather(
             ENSURE_FRONT(plan.run, summary="router and gateway"),
@@ -319,37 +329,6 @@ class TrainingRun:
         self._front = front
         if self._state is RunState.STARTING:
             self._move(RunEvent.STARTED, "is running")
-
-    async def _start_lease(self, plan: RunPlan) -> None:
-        await workflow.start_child_workflow(
-            "GpuLease",
-            LeaseInput(
-                run=plan.run,
-                roles=plan.roles,
-                operation_timeout=plan.operation_timeout,
-                reconcile_timeout=plan.reconcile_timeout,
-                trainer=plan.trainer,
-            ),
-            id=f"{self._id}.lease",
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            search_attributes=attributes(run=self._id),
-            static_summary=f"who may use the GPUs of {self._id}",
-        )
-
-    async def _start_role(self, plan: RunPlan, role: str) -> None:
-        await workflow.start_child_workflow(
-            "InferenceRole",
-            RoleInput(
-                run=plan.run,
-                role=role,
-                groups=tuple(g for g in plan.groups if g.role == role),
-                operation_timeout=plan.operation_timeout,
-            ),
-            id=f"{self._id}.{role}",
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            search_attributes=attributes(run=self._id, role=role),
-            static_summary=f"{role} of {self._id}",
-        )
 
     async def _try_every_role(self) -> None:
         """The policy is not among them: step 0 brings it up with its first weights."""
@@ -363,8 +342,8 @@ class TrainingRun:
         """Every role is proved gone before anything under it is deleted."""
         plan = self._planned
         self._show("stops the roles")
-        await asyncio.gather(*(self._stop_role(role) for role in self._inference_roles))
-        await self._stop_trainer(plan)
+        await asyncio.gather(*(self._stop_role(role) for role in inference_roles(plan)))
+        await stop_trainer(plan, self._lease)
         self._show("takes down TransferQueue, router, gateway and the placement group")
         await self._lease.ask_to_close()
         await CLOSE_TRANSFER_QUEUE(plan.run, summary="TransferQueue")
@@ -377,13 +356,7 @@ class TrainingRun:
         """Asked again, under an id of its own, after a person has looked at what failed."""
         for attempt in itertools.count(1):
             try:
-                await self._mail.ask(
-                    f"{self._id}.{role}",
-                    "stop",
-                    RoleOperation(method="stop", fence=None),
-                    RoleResult,
-                    operation_id=f"{workflow.info().run_id}:{role}:stop:{attempt}",
-                )
+                await stop_role(self._mail, self._id, role, str(attempt))
             except FailureError as error:
                 self._resolved = None
                 if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
@@ -394,18 +367,18 @@ class TrainingRun:
             else:
                 return
 
-    async def _stop_trainer(self, plan: RunPlan) -> None:
-        last = await self._lease.take("deactivate", "trainer")
-        if last.fence is None:
-            return
-        await STOP_TRAINER(
-            TrainerOperation(
-                trainer=plan.trainer,
-                operation_id=f"{workflow.info().run_id}:trainer:stop",
-                fence=last.fence,
-            ),
-            summary="stop the trainer",
-        )
+    async def _restart_everything(self) -> None:
+        """A person asked for it: every role is proved gone, then all begin anew; what is in the
+        store and in the ledger stays."""
+        plan = self._planned
+        self._show("restarts every role")
+        self._restarts += 1
+        attempt = f"restart-{self._restarts}"
+        roles = inference_roles(plan)
+        await asyncio.gather(*(stop_role(self._mail, self._id, r, attempt) for r in roles))
+        await stop_trainer(plan, self._lease, attempt)
+        await start_roles(plan, self._restarts)
+        await self._try_every_role()
 
     async def _fail_to_start(self, error: FailureError) -> None:
         """Say why, take down what was brought up, end FAILED."""
@@ -431,10 +404,6 @@ class TrainingRun:
         return self._plan
 
     @property
-    def _inference_roles(self) -> tuple[str, ...]:
-        return tuple(r for r in self._planned.roles if r != "trainer")
-
-    @property
     def _history_is_long(self) -> bool:
         limit = self._start.steps_per_history
         if limit is not None and self._steps_here >= limit:
@@ -453,6 +422,7 @@ class TrainingRun:
             weights=self._weights,
             progress=tuple(self._progress[-PROGRESS_KEPT:]),
             histories=self._histories,
+            restarts=self._restarts,
         )
 
     def _note(self, result: StepResult, seconds: float) -> None:

@@ -39,6 +39,10 @@ def resolve(
     who: Annotated[str, typer.Option(help="Your name; it is kept with the run.")],
     why: Annotated[str, typer.Option(help="What you saw, or changed.")],
     stop: Annotated[bool, typer.Option("--stop", help="Stop the run; without: try again.")] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Stop every engine, with proof, and start all anew first."),
+    ] = False,
     confirm_released: Annotated[
         bool,
         typer.Option(
@@ -53,12 +57,14 @@ def resolve(
         raise CommandError(
             "--who and --why must not be empty.", cure="They are kept with the run's history."
         )
+    if stop and restart:
+        raise CommandError("--stop and --restart exclude each other.", cure="Choose one.")
     from relax_infer.contracts.run import ResolveRun
 
     resolution = ResolveRun(
         who=who,
         why=why,
-        action="stop" if stop else "retry",
+        action="stop" if stop else "restart" if restart else "retry",
         confirm_released=confirm_released,
     )
     _ask(home, lambda runs: runs.resolve(run, resolution))

@@ -32,6 +32,11 @@ class BundleBinding(Message):
     gpu_uuid: str | None = None
     """None where the devices are pretended."""
 
+    @property
+    def device(self) -> str:
+        """Name of the device that no other device of any cluster has."""
+        return self.gpu_uuid or f"{self.node_id}/{self.gpu_id}"
+
 
 class EngineGroupSpec(Message):
     """Everything that is needed to launch and operate one engine group, on any worker."""

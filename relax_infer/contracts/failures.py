@@ -37,3 +37,11 @@ class UnconfirmedError(RelaxError):
     """We do not know what happened; nothing may be released on the strength of it."""
 
     kind = "Unconfirmed"
+
+
+class InferenceCleanupError(UnconfirmedError):
+    """Something of an engine is left and asking again may end it."""
+
+
+class InferenceRecoveryRequired(UnconfirmedError):
+    """Nobody can prove that an engine let go; its node or container has to be looked at."""

@@ -173,6 +173,8 @@ class RoleInput(StartInput):
     role: str
     groups: tuple[EngineGroupSpec, ...]
     operation_timeout: float = 180.0
+    restarts: int = 0
+    """How often a person had the run's roles started anew."""
     carried: dict[str, Any] | None = None
 
 

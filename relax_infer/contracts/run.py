@@ -208,6 +208,7 @@ class RunCarry(Message):
     weights: WeightsRef
     progress: tuple[RunProgress, ...] = ()
     histories: int = 0
+    restarts: int = 0
 
 
 class ResolveRun(Message):
@@ -215,7 +216,9 @@ class ResolveRun(Message):
 
     who: str
     why: str
-    action: Literal["retry", "stop"] = "retry"
+    action: Literal["retry", "restart", "stop"] = "retry"
+    """``restart``: every role is stopped, with proof, and started anew before the step is tried
+    again; for a run that waits because a step gave up."""
     confirm_released: bool = False
     """The person looked and says that the named holder has let go of its GPUs."""
 

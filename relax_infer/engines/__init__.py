@@ -12,11 +12,21 @@ if TYPE_CHECKING:
     from relax_infer.engines.evidence import check_evidence, read_evidence, write_evidence
     from relax_infer.engines.group import EngineGroup
     from relax_infer.engines.node import NodeReport
-    from relax_infer.engines.release import EngineProcesses, ReleaseProof, prove_release
+    from relax_infer.engines.release import (
+        EngineProcesses,
+        InferenceCleanupError,
+        InferenceRecoveryRequired,
+        ReleaseProof,
+        prove_release,
+    )
     from relax_infer.engines.request_log import read_request_log
     from relax_infer.engines.router import RouterAdapter, router_command
+    from relax_infer.engines.static import InferenceEngineSpec
 
 _HOME = {
+    "InferenceCleanupError": "release",
+    "InferenceEngineSpec": "static",
+    "InferenceRecoveryRequired": "release",
     "EngineGroup": "group",
     "EngineProcesses": "release",
     "NodeReport": "node",
@@ -35,6 +45,9 @@ _HOME = {
 __all__ = [
     "EngineGroup",
     "EngineProcesses",
+    "InferenceCleanupError",
+    "InferenceEngineSpec",
+    "InferenceRecoveryRequired",
     "NodeReport",
     "ReleaseProof",
     "ReplicaDescription",

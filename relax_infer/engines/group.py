@@ -15,6 +15,7 @@ from relax_infer.contracts.failures import RelaxError
 from relax_infer.contracts.fence import StaleFence
 from relax_infer.engines.actors import answer, end_actors, find_actor, node_actor
 from relax_infer.engines.evidence import write_evidence
+from relax_infer.engines.static import InferenceEngineSpec
 from relax_infer.machines import ReplicaState
 
 if TYPE_CHECKING:
@@ -145,6 +146,9 @@ class EngineGroup:
 
     async def _operate(self, kind: "Kind", op: EngineOperation) -> GroupReport:
         from relax_infer.engines.actor import ReplicaOutcome
+
+        if op.weights is not None and self.spec.role != "rollout":
+            InferenceEngineSpec(self.spec.role).require_operation("update_weights_from_disk")
 
         spec = self.spec
         limit = 2 * spec.launch_timeout + 3 * spec.drain_timeout + 60

@@ -26,6 +26,9 @@ class Holder(Message):
     """One incarnation of an engine on this host: all of it, or one node's part."""
 
     engine_id: str
+    run: str = ""
+    devices: tuple[str, ...] = ()
+    """Of this node, as :attr:`BundleBinding.device` names them."""
     processes: EngineProcesses
     base_url: str | None
     """Public, fenced address; a follower has none."""
@@ -49,6 +52,12 @@ class SeenFence(Message):
     """Whether its grant was released here."""
 
 
+def folder_of(store: str, run: str) -> Path:
+    """Of a run on this host. Two stacks may run a run of the same name; their stores differ."""
+    key = hashlib.sha256(f"{store}\0{run}".encode()).hexdigest()[:10]
+    return Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
+
+
 class HolderFiles:
     """The files of one node of one replica."""
 
@@ -56,9 +65,7 @@ class HolderFiles:
         self, spec: EngineGroupSpec, replica: int, pool: str = "", *, node: int = 0
     ) -> None:
         self._pool = pool
-        # Two stacks on one host may run a run of the same name; their stores differ.
-        key = hashlib.sha256(f"{spec.store}\0{spec.run}".encode()).hexdigest()[:10]
-        self.folder = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
+        self.folder = folder_of(spec.store, spec.run)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._name = spec.actor_name(replica, node)
         self._short = hashlib.sha256(self._name.encode()).hexdigest()[:8]

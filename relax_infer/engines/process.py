@@ -133,6 +133,8 @@ async def start_server(
     request_log = _request_log_folder(spec) / f"{name}.jsonl"
     holder = Holder(
         engine_id=spec.engine_id(replica),
+        run=spec.run,
+        devices=tuple(bundle.device for bundle in spec.node_bundles(replica, node)),
         processes=EngineProcesses(
             incarnation=mark,
             session=0,

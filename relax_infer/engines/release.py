@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from relax_infer.contracts.base import Message
-from relax_infer.contracts.failures import UnconfirmedError
+from relax_infer.contracts.failures import (
+    InferenceCleanupError,
+    InferenceRecoveryRequired,
+    UnconfirmedError,
+)
 from relax_infer.engines import host_processes
 from relax_infer.engines.host_processes import HostIdentity, ProcessRow, ProcessStamp
 
@@ -60,15 +64,16 @@ def prove_release(engine: EngineProcesses, *, timeout: float = 60.0) -> ReleaseP
     find nothing. A host that booted since is proof by itself. Blocks; run it in a thread.
 
     Raises:
-        UnconfirmedError: another host, a process that may belong to the engine and cannot be
-            told, or processes that did not die within ``timeout`` seconds. Nothing may be
-            released on the strength of it.
+        InferenceRecoveryRequired: another host, or a process that may belong to the engine and
+            cannot be told.
+        InferenceCleanupError: processes that did not die within ``timeout`` seconds. Both are
+            UnconfirmedErrors: nothing may be released on the strength of them.
     """
     here = host_processes.this_host()
     if _booted_since(engine.host, here):
         return ReleaseProof(incarnation=engine.incarnation, at=time.time(), scans=0)
     if here != engine.host:
-        raise UnconfirmedError(
+        raise InferenceRecoveryRequired(
             f"Engine incarnation {engine.incarnation} ran on host {engine.host}, this is {here}.",
             cure="The proof has to run on the engine's own host and in its pid namespace.",
         )
@@ -88,7 +93,7 @@ def prove_release(engine: EngineProcesses, *, timeout: float = 60.0) -> ReleaseP
                 stopped=tuple(sorted(stopped)),
             )
         if time.monotonic() > deadline:
-            raise UnconfirmedError(
+            raise InferenceCleanupError(
                 f"Processes {_names(found)} of engine incarnation {engine.incarnation} are alive"
                 f" {timeout:.0f} s after they were killed.",
                 cure="A process that SIGKILL does not end waits in the kernel, often in a driver:"
@@ -138,6 +143,14 @@ def check_marks(engine: EngineProcesses) -> tuple[ProcessStamp, ...]:
     rows = {row.stamp.pid: row for row in host_processes.processes()}
     members = [row for row in rows.values() if _descends(row, engine.session, rows)]
     bare = [row for row in members if _mark(row, 0)[0] != engine.incarnation]
+    for _ in range(_LOOKS):
+        if not bare:
+            break
+        # One that starts a program just now shows no environment for a moment.
+        time.sleep(_BETWEEN_SCANS / _LOOKS)
+        gone = [row for row in bare if not host_processes.alive(row.stamp)]
+        members = [row for row in members if row not in gone]
+        bare = [r for r in bare if r not in gone and _mark(r, 0)[0] != engine.incarnation]
     if bare:
         raise UnconfirmedError(
             f"Processes {_names(bare)} of engine incarnation {engine.incarnation} do not show"
@@ -180,7 +193,7 @@ def _settled(row: ProcessRow, engine: EngineProcesses, why: str) -> list[Process
             return []
         if _mark(row, 0)[0] == engine.incarnation:
             return [row]
-    raise UnconfirmedError(
+    raise InferenceRecoveryRequired(
         f"Process {_names([row])} {why}: it may or may not belong to engine incarnation"
         f" {engine.incarnation} (session {engine.session}).",
         cure="Look at it; end it if it is the engine's, then ask for the proof again.",

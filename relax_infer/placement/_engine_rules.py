@@ -2,6 +2,7 @@
 
 import math
 
+from relax_infer.engines.static import static_faults
 from relax_infer.placement._demands import Demand
 from relax_infer.placement.placed import Violation
 
@@ -19,6 +20,7 @@ _SIZES = ("tp_size", "pp_size", "dp_size")
 def engine_violations(demand: Demand, gpus_per_node: int | None) -> list[Violation]:
     """Of flags and sizes. ``gpus_per_node``: None when all GPUs are on one node."""
     found = _reserved(demand)
+    found += _static(demand)
     found += _sizes(demand)
     found += _attention(demand)
     if gpus_per_node is not None:
@@ -41,6 +43,19 @@ def _reserved(demand: Demand) -> list[Violation]:
             ((demand.flags[name].field, None),),
         )
         for name in sorted(RESERVED_ARGS & demand.flags.keys())
+    ]
+
+
+def _static(demand: Demand) -> list[Violation]:
+    """GenRM and Teacher keep their own checkpoint."""
+    if demand.role == "rollout":
+        return []
+    faults = static_faults({name: flag.value for name, flag in demand.flags.items()})
+    return [
+        Violation(
+            demand.flags[name].field, f"{why}.", "Remove it.", ((demand.flags[name].field, None),)
+        )
+        for name, why in faults.items()
     ]
 
 

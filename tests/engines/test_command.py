@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
-from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.engines import router_command
 from relax_infer.engines.command import (
     CPU_SHIM,
@@ -178,8 +178,10 @@ def test_a_holder_outlives_its_actor_and_tokens_live_as_long_as_their_pool(
         model_path="m",
     )
     files.write_holder(holder)
-    files.write_fence(TOKEN)
+    files.write_fence(FenceMemory(TOKEN, ended=True))
     assert HolderFiles(spec, 0, "pool-1").fence() == TOKEN
+    memory = HolderFiles(spec, 0, "pool-1").fence_memory()
+    assert (memory.seen, memory.ended) == (TOKEN, True)
     later = HolderFiles(spec, 0, "pool-2")
     assert (later.holder(), later.fence()) == (holder, None)
     assert HolderFiles(spec, 1, "pool-1").holder() is None

@@ -1,5 +1,6 @@
 """A Temporal server for the tests of this folder, and a worker over the scripted world."""
 
+import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import RPCError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
@@ -56,6 +58,16 @@ def working(temporal: Client) -> Callable[[ScriptedWorld], AbstractAsyncContextM
                     sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
                 )
                 await stack.enter_async_context(worker)
-            yield temporal
+            try:
+                yield temporal
+            finally:
+                await _end_all(temporal)
 
     return work
+
+
+async def _end_all(client: Client) -> None:
+    """What a failed test left running must not ask the next test's world for anything."""
+    async for left in client.list_workflows("ExecutionStatus = 'Running'"):
+        with contextlib.suppress(RPCError):  # it has just ended by itself
+            await client.get_workflow_handle(left.id).terminate("its test is over")

@@ -21,7 +21,10 @@ from workers._runner import FAILS_WORKFLOW, workflow_runner
 from workflows import WORKFLOWS
 
 FOLDER = Path(__file__).parents[1] / "histories"
-NAMES = (".step-0", ".step-1", ".lease", ".rollout", ".genrm", ".rollout.policy", ".weights-1")
+NAMES = (
+    *(".step-0", ".step-1", ".step-2", ".lease", ".rollout", ".genrm", ".weights-1"),
+    *(".rollout.policy", ".genrm.judge", ".genrm.judge.replica-0.recovery-1"),
+)
 
 
 async def export(address: str, run: str, home: str) -> None:
@@ -43,6 +46,8 @@ def _nameless(value: Any, home: str, key: str = "") -> Any:
         return base64.b64encode(payload).decode()
     if key == "identity":
         return "worker"
+    if key == "stackTrace":
+        return ""
     return value.replace(home, "/relax") if isinstance(value, str) else value
 
 

@@ -414,7 +414,7 @@ class ScriptedWorld:
         return STAGED
 
 
-async def until(condition: Callable[[], Any], *, seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
     """Wait for a condition (sync or async) of the world, up to a bound."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -285,3 +285,25 @@ async def test_a_host_that_is_gone_is_left_out_on_a_person_s_word(working: Worki
     assert done.state is RunState.DONE
     assert ("rollout", 1) not in world.engines.launches[launched:]
     assert world.violations == []
+
+
+async def test_a_person_may_have_every_role_restarted_before_a_step_is_tried_again(
+    working: Working,
+):
+    world = ScriptedWorld()
+    world.faults["judge_samples"] = ["refuse"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        launched = len(world.engines.launches)
+        terms = [push.term for push in world.pushes]
+        again = ResolveRun(who="ada", why="another judge", action="restart")
+        await handle.execute_update("resolve", again)
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    restarted = {role for role, _ in world.engines.launches[launched:]}
+    assert restarted == {"rollout", "genrm", "teacher"}
+    assert min(push.term for push in world.pushes[len(terms) :] if push.role == "genrm") >= 1
+    assert max(push.term for push in world.pushes) > max(terms)
+    assert sorted(world.ledger) == [1]
+    nothing_was_broken(world)

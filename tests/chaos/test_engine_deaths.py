@@ -1,0 +1,134 @@
+"""Every level of an engine is killed, at rest and under load, in one run on the real parts.
+
+A step for each wound: the step goes on, the batch is whole, the replica is rebuilt after proof, no
+process of the dead incarnation is left, and no two roles ever answered at once.
+"""
+
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+from temporalio.client import Client
+
+from relax_infer.machines import RunState, StepPhase
+from tests.chaos.harm import Healing, Wound, describe, healed, kill, nobody_answered_beside_another
+from tests.e2e.looking import (
+    Handle,
+    RunFiles,
+    finish,
+    lease_status,
+    start,
+    step_status,
+    until,
+)
+from workers.local import Stack
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+POLICY, JUDGE = "rollout.policy.replica-{}", "genrm.judge.replica-{}"
+OVERRIDES = {
+    "evaluation.every": 0,
+    "distillation": None,
+    # Few at once, so that a phase lasts long enough to be hit in its middle.
+    "rollout.max_concurrency": 4,
+    "genrm.max_concurrency": 4,
+    "rollout.engine.health_timeout": 12,
+}
+UNDER_LOAD = [
+    ("generated", POLICY.format(0), "scheduler", signal.SIGKILL),
+    ("generated", POLICY.format(1), "server", signal.SIGKILL),
+    ("generated", POLICY.format(0), "actor", signal.SIGKILL),
+    ("judged", JUDGE.format(0), "scheduler", signal.SIGKILL),
+    ("judged", JUDGE.format(0), "server", signal.SIGKILL),
+    ("judged", JUDGE.format(0), "actor", signal.SIGKILL),
+    ("generated", POLICY.format(1), "scheduler", signal.SIGSTOP),
+]
+
+
+async def test_an_engine_hurt_at_work_is_rebuilt_and_its_step_goes_on(
+    stack: Stack, client: Client, ray: None
+):
+    """pains 6, 7, 20, 26: scheduler, server, Ray actor and a scheduler that stands still."""
+    handle = await start(client, steps=len(UNDER_LOAD), overrides=OVERRIDES)
+    files = RunFiles(stack.home, handle.id)
+    healings: list[Healing] = []
+    made: dict[str, int] = {}
+    for step, (phase, engine, part, number) in enumerate(UNDER_LOAD, start=1):
+        await until(lambda s=step, p=phase: under_way(files, s, p), 400, f"step {step}'s {phase}")
+        wound = await kill(handle.id, engine, part, number)
+        group = engine.rpartition(".replica")[0]
+        made[group] = made.get(group, 0) + 1
+        recovery = f"{handle.id}.{engine}.recovery-{made[group]}"
+        healings.append(await healed(client, recovery, wound))
+        print(healings[-1].row())
+    done = await finish(handle)
+    assert done.state is RunState.DONE
+    whole(files, len(UNDER_LOAD))
+    nobody_answered_beside_another(files)
+    assert all(t.state != "BLOCKED" for t in (await lease_status(client, handle.id)).transitions)
+
+
+def under_way(files: RunFiles, step: int, phase: str) -> bool:
+    return 4 <= len(files.shards(step, phase)) < 26
+
+
+def whole(files: RunFiles, steps: int) -> None:
+    """Every step trained once, on a batch that nothing is missing from."""
+    assert [e.result.step for e in files.ledger().entries] == list(range(1, steps + 1))
+    for step in range(1, steps + 1):
+        record = files.record(step)
+        assert record.outcome is StepPhase.DONE
+        assert record.result.batch is not None
+        assert record.result.batch.groups + record.result.batch.dropped_groups == 32
+
+
+async def test_an_engine_hurt_asleep_is_launched_again_when_it_is_needed(
+    stack: Stack, client: Client, ray: None
+):
+    """Nobody probes a sleeping engine; the next onload finds it, proves it gone and launches."""
+    handle = await start(client, steps=3, overrides=OVERRIDES)
+    files = RunFiles(stack.home, handle.id)
+    for step, part in enumerate(("scheduler", "server", "actor"), start=1):
+        await until(lambda s=step: under_way(files, s, "judged"), 400, f"step {step}'s judging")
+        wound = await kill(handle.id, POLICY.format(1), part, signal.SIGKILL)
+        await until(rebuilt(handle, POLICY.format(1), wound), 120, f"another engine after {part}")
+    done = await finish(handle)
+    assert done.state is RunState.DONE
+    whole(files, 3)
+    nobody_answered_beside_another(files)
+
+
+def rebuilt(handle: Handle, engine: str, wound: Wound) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        try:
+            now = await describe(handle.id, engine)
+        except Exception:
+            return False
+        return now.incarnation not in (None, wound.incarnation)
+
+    return look
+
+
+@pytest.mark.parametrize("doing", ["ROLLOUT_OFFLOADING", "SYNCING_WEIGHTS", "GENRM_SCORING"])
+async def test_a_worker_killed_in_a_handover_blocks_nothing(
+    stack: Stack, client: Client, ray: None, doing: str
+):
+    """The engine's actor carries an operation out once, however often it is asked for."""
+    handle = await start(client, steps=2, overrides=OVERRIDES)
+    files = RunFiles(stack.home, handle.id)
+
+    async def there() -> bool:
+        seen = await step_status(client, handle.id, 1)
+        return seen is not None and seen.phase == doing
+
+    await until(there, 400, doing)
+    stack.kill("worker", signal.SIGKILL)
+    stack.start_worker()
+    done = await finish(handle)
+    assert done.state is RunState.DONE
+    whole(files, 2)
+    nobody_answered_beside_another(files)
