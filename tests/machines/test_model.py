@@ -6,10 +6,11 @@ faults. On one core:
 =====================================  ======  ========  =====  =======
 roles                                  faults  states    depth  seconds
 =====================================  ======  ========  =====  =======
-rollout, genrm, trainer                2       26,657    57     9
-rollout (two replicas), trainer        2       17,863    43     5
-all four (slow)                        2       51,035    69     18
-rollout, trainer (slow)                3       -         -      -
+rollout, trainer                       2       12,147    43     3
+rollout (two replicas), trainer        2       20,171    43     6
+rollout, genrm, trainer (slow)         2       28,315    57     9
+all four (slow)                        2       51,000+   69     20
+rollout, trainer (slow)                3       123,000+  52     58
 =====================================  ======  ========  =====  =======
 
 A fault is: a lost request, a lost reply, a timeout, a late operation, a probe whose answer comes
