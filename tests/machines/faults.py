@@ -63,6 +63,16 @@ FAULTS_OF_THE_RULES: dict[str, Fault] = {
             only=frozenset({"answer", "late"}),
         )
     ),
+    # EngineLifecycle._take_word: a host that cannot be reached is believed to be gone, and its
+    # engine has ended nothing; what was on its way there loads after the next grant was given.
+    "a-host-that-was-given-up-comes-back": Fault(
+        Config(
+            roles=TWO,
+            faults=3,
+            allow=frozenset({"host_is_lost"}),
+            only=frozenset({"request_lost", "late"}),
+        )
+    ),
     # GroupBook.follow: a recovery of a DEAD replica that is BLOCKED leaves it DEAD, so the group
     # is not in doubt and goes on. Under the next token the recovery is stale for ever, and a stop
     # waits for it for ever.

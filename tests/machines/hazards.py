@@ -92,7 +92,9 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
                 and _tried(config, role, trouble)
             ]
         gone = [k for k in call.replicas if dict(role.group.records).get(k) is ReplicaState.DEAD]
-        if call.recovery < 0 or not gone or "stop_of_a_dead_replica_lost" in config.allow:
+        known = call.recovery >= 0 and gone and "stop_of_a_dead_replica_lost" not in config.allow
+        known = known or (call.kind == "forget" and "host_is_lost" not in config.allow)
+        if not known:
             found += [("request_lost", name, str(n)), ("reply_lost", name, str(n))]
     return found
 
