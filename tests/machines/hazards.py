@@ -1,0 +1,196 @@
+"""What may happen in a state of the model: :func:`events`."""
+
+from relax_infer.machines import (
+    GroupState,
+    LeaseState,
+    ReplicaState,
+)
+from tests.machines.host import health, look, lose_actor, operate
+from tests.machines.model import (
+    Config,
+    Event,
+    Role,
+    State,
+    Zombie,
+)
+from tests.machines.recoveries import course
+from tests.machines.trainer import trainer_operate
+from tests.machines.values import Call, Engine, Gpu, Report
+
+FAULTS = frozenset(
+    {
+        *("request_lost", "reply_lost", "timeout", "late", "slow_probe"),
+        *("server_dies", "actor_dies", "phase_fails"),
+    }
+)
+"""Events that spend the budget; an answer after a trouble does too."""
+TROUBLES = ("launch", "load", "drain", "prove", "keep")
+
+
+def carried_out(
+    role: str, engine: Engine, call: Call | Zombie, trouble: str
+) -> tuple[Engine, Report]:
+    """The engine after an operation reached it, and its report.
+
+    An actor whose engine was stopped with proof is ended, as ``EngineGroup.stop`` does.
+    """
+    if role == "trainer":
+        return trainer_operate(engine, call.kind, call.token, trouble)
+    if call.kind == "probe":
+        return engine, look(engine)
+    engine, report = operate(engine, call.kind, call.token, trouble, ends=call.ends)
+    if call.kind == "stop" and report.state is ReplicaState.DEAD and not report.error:
+        engine = lose_actor(engine)
+    return engine, report
+
+
+def events(config: Config, state: State) -> list[Event]:
+    """Everything that may happen now."""
+    if state.step.mode == "ended":
+        return []
+    found: list[Event] = []
+    if not state.step.wait:
+        found += _of_step(config, state)
+    for name, role in zip(config.roles, state.roles, strict=True):
+        found += _of_call(config, state, name, role)
+        found += _of_group(name, role)
+        found += _of_blocked(config, state, name, role)
+        if state.faults:
+            found += _of_faults(config, state, name, role)
+    found += [("held_back_answer", *answer) for answer in state.held_back]
+    only = config.only
+    found = [e for e in found if e[0] not in config.without]
+    return found if only is None else [e for e in found if not _is_fault(e) or e[0] in only]
+
+
+def _is_fault(event: Event) -> bool:
+    return event[0] in FAULTS or (event[0] == "answer" and len(event) > 3)
+
+
+def _of_step(config: Config, state: State) -> list[Event]:
+    if state.step.mode == "person":
+        again: list[Event] = [("person", "retry")] if state.step.attempt < config.attempts else []
+        return [*again, ("person", "stop")]
+    work = ("generate", "score", "publish", "train")
+    at = config.plan[state.step.pc][0] if state.step.mode == "run" else ""
+    working = at in work and state.faults
+    return [("next",), *([("phase_fails",)] if working else [])]
+
+
+def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]:
+    found: list[Event] = []
+    for n, call in enumerate(role.calls):
+        found.append(("answer", name, str(n)))
+        if not state.faults or call.kind == "probe":
+            continue
+        for k in call.replicas:
+            clean = carried_out(name, role.engines[k], call, "")
+            found += [
+                ("answer", name, str(n), trouble, str(k))
+                for trouble in TROUBLES
+                if carried_out(name, role.engines[k], call, trouble) != clean
+                and _tried(config, role, trouble)
+            ]
+        gone = [k for k in call.replicas if dict(role.group.records).get(k) is ReplicaState.DEAD]
+        known = call.recovery >= 0 and gone and "stop_of_a_dead_replica_lost" not in config.allow
+        known = known or (call.kind == "forget" and "host_is_lost" not in config.allow)
+        if not known:
+            found += [("request_lost", name, str(n)), ("reply_lost", name, str(n))]
+    return found
+
+
+def _tried(config: Config, role: Role, trouble: str) -> bool:
+    if trouble == "keep":
+        return "memory_not_freed" in config.allow
+    stops = role.work is not None and role.work.method == "stop"
+    if stops and trouble == "prove" and "again" in config.without:
+        return "stop_without_proof" in config.allow
+    return True
+
+
+def _of_group(name: str, role: Role) -> list[Event]:
+    """What a group does by itself."""
+    found: list[Event] = [("told", name)] if role.lost else []
+    for n, recovery in enumerate(role.group.recoveries):
+        at = course(recovery)
+        if at.blocked:
+            found.append(("again", name, str(n)))
+        elif at.result is not None and role.work is None:
+            found.append(("hear", name, str(n)))
+    if role.work is None and any(losses(role)):
+        found.append(("notice", name))
+    return found
+
+
+def losses(role: Role) -> tuple[Report | None, ...]:
+    """Of a group that is READY: each replica that should answer, and does not, as it is seen."""
+    if role.group.state is not GroupState.READY:
+        return ()
+    ready = [k for k, state in role.group.records if state is ReplicaState.READY]
+    seen = [health(role.engines[k]) for k in ready]
+    return tuple(None if r.state is ReplicaState.READY else r for r in seen)
+
+
+def _of_blocked(config: Config, state: State, name: str, role: Role) -> list[Event]:
+    lease = state.book.lease(name)
+    if lease.state is not LeaseState.BLOCKED:
+        return []
+    found: list[Event] = []
+    asking = role.work is not None and role.work.method == "probe"
+    asking = asking or any(who == name for who, *_ in state.held_back)
+    if not asking and not role.doubted:
+        found.append(("probe", name))
+        if state.faults and not state.held_back:
+            found.append(("slow_probe", name))
+    if not state.resolving:
+        found += [("resolve", name), ("resolve_and_abandon", name)]
+    return found
+
+
+def _of_faults(config: Config, state: State, name: str, role: Role) -> list[Event]:
+    found: list[Event] = []
+    step = state.step
+    if step.wait == "answer" and step.role == name and step.method != "stop" and name != "trainer":
+        found.append(("timeout", name))
+    found += [
+        ("late", name, *_named(zombie))
+        for zombie in sorted(role.zombies)
+        if not zombie.done and _may_come(config, state, name, zombie)
+    ]
+    for k, engine in enumerate(role.engines):
+        if engine.gpu in (Gpu.ASLEEP, Gpu.PARTIAL, Gpu.FULL):
+            found.append(("server_dies", name, str(k)))
+        if engine.gpu in (Gpu.PARTIAL, Gpu.FULL):
+            found.append(("server_dies", name, str(k), "orphan"))
+        if engine.holder == "own":
+            found.append(("actor_dies", name, str(k)))
+    return found
+
+
+def _named(zombie: Zombie) -> tuple[str, ...]:
+    ends = "ends" if zombie.ends else "within"
+    return (zombie.kind, str(zombie.token.counter), str(zombie.replica), ends)
+
+
+def _may_come(config: Config, state: State, name: str, zombie: Zombie) -> bool:
+    """Left out, unless allowed: what the present rules do not stop; see ``test_model.py``."""
+    role = state.roles[config.roles.index(name)]
+    engine, lease = role.engines[zombie.replica], state.book.lease(name)
+    if zombie.kind not in ("onload", "launch"):
+        return True
+    if name == "trainer":
+        blocked = lease.state is LeaseState.BLOCKED
+        held = state.book.holds(name) and not blocked and lease.token == zombie.token
+        refused = engine.seen is not None and engine.seen > zombie.token
+        refused = refused or (engine.seen == zombie.token and engine.ended)
+        return held or refused or "late_trainer_load" in config.allow
+    if zombie.replica in role.group.given_up:
+        return f"late_{zombie.kind}_given_up" in config.allow
+    unended = engine.seen == zombie.token and not engine.ended
+    over = dict(role.group.records).get(zombie.replica) is ReplicaState.DEAD or any(
+        recovery.replica == zombie.replica and course(recovery).result is not None
+        for recovery in role.group.recoveries
+    )
+    if unended and engine.state is ReplicaState.DEAD and over:
+        return "late_unended" in config.allow
+    return True

@@ -1,0 +1,229 @@
+"""What an event makes of a state: :func:`after_event`, and the decisions of step and run.
+
+:class:`_Next` mirrors ``TrainingStep`` and ``TrainingRun`` between two rules.
+"""
+
+from relax_infer.machines import (
+    STEP,
+    BatchState,
+    GroupState,
+    IllegalTransition,
+    ReplicaState,
+    StepEvent,
+)
+from tests.machines import books
+from tests.machines.books import Violation
+from tests.machines.groups import Work
+from tests.machines.host import look
+from tests.machines.lease_moves import PERSON, LeaseMoves
+from tests.machines.model import (
+    Config,
+    Event,
+    State,
+    Truth,
+    batch_of,
+)
+from tests.machines.trainer import end_trainer, trainer_train
+from tests.machines.values import Gpu
+from workflows._lease_book import LeaseRefused
+
+
+def after_event(config: Config, state: State, event: Event) -> State:
+    """The state after ``event``; raises :class:`Violation` where a promise is broken on the way."""
+    work = _Next(config, state)
+    try:
+        getattr(work, f"on_{event[0]}")(*event[1:])
+    except IllegalTransition as error:
+        raise Violation(f"IllegalTransition in a legal schedule: {error}") from error
+    except LeaseRefused as error:
+        raise Violation(f"the lease refused what it had begun: {error}") from error
+    return work.state
+
+
+class _Next(LeaseMoves):
+    """A working copy of a state, with what the step and the run do."""
+
+    # --- the step
+
+    def on_next(self) -> None:
+        """The step does what comes next."""
+        step = self.state.step
+        if step.mode == "giving_up":
+            return self._give_up()
+        plan = self.config.way_down if step.mode == "down" else self.config.plan
+        method, name = plan[step.pc]
+        if method in ("begin_batch", "activate", "acquire"):
+            method, fields = self._request()
+            return self._take(method, name, **fields)
+        if method in ("deactivate", "release"):
+            self._step(role=name, method="offload", tries=0, error="")
+            if name in self.state.book.blocked:  # a workflow waits where a person is refused
+                return self._step(wait="known")
+            if books.refusal(self.state.book, method, role=name) is not None:
+                return self._failed()
+            return self._release()
+        return getattr(self, f"_do_{method}")(name)
+
+    def on_phase_fails(self) -> None:
+        """The work of a phase fails for good."""
+        self._cost()
+        self._failed()
+
+    def on_person(self, decision: str) -> None:
+        """A person, told that the step gave up, abandons the batch: again, or the end."""
+        asked = {**PERSON, "confirm_released": True, "abandon": True}
+        if books.refusal(self.state.book, "resolve", **asked) is not None:
+            raise Violation("a person cannot abandon the batch of a step that gave up")
+        self._book("abandon_batch")
+        attempt = self.state.step.attempt + (decision == "retry")
+        mode = "run" if decision == "retry" else "down"
+        self.state = self.state._replace(truth=Truth(), step=type(self.state.step)(mode=mode))
+        self._step(attempt=attempt)
+
+    def _do_generate(self, name: str) -> None:
+        if self._works(name):
+            self._truth(generated=True)
+            self._go_on()
+
+    def _do_score(self, name: str) -> None:
+        if self._works(name):
+            self._truth(scored=(*self.state.truth.scored, name))
+            self._go_on()
+
+    def _works(self, name: str) -> bool:
+        """Whether the role answers; mirrors ``_run_phase`` and ``_until_ready``.
+
+        Where some engine does not, the step asks the role: it mends at once, is still at it, or has
+        nothing left that answers; only then the step gives up.
+        """
+        role = self._role(name)
+        for engine in role.engines:
+            if engine.gate and engine.gpu is not Gpu.FULL:
+                raise Violation(f"{name}: an incomplete engine answers")
+        ready = [k for k, state in role.group.records if state is ReplicaState.READY]
+        if role.group.state is GroupState.READY and all(role.engines[k].gate for k in ready):
+            return True
+        if role.work is None and role.group.state is GroupState.READY:
+            seen = tuple(look(engine) for engine in role.engines)
+            self._begin(name, Work("ready", None, role.group, results=(seen,)))
+        elif role.work is None and role.group.state is not GroupState.BLOCKED:
+            self._failed()
+        return False
+
+    def _do_acknowledge(self, name: str) -> None:
+        batch = batch_of(self.state.step)
+        self._step(role=name, method="offload", tries=0, error="")
+        if name in self.state.book.blocked:
+            return self._step(wait="known")
+        if books.refusal(self.state.book, "acknowledge_rollout_offloaded", batch=batch):
+            return self._failed()
+        return self._release()
+
+    def _do_publish(self, name: str) -> None:
+        self._truth(published=True)
+        self._go_on()
+
+    def _do_commit(self, name: str) -> None:
+        batch, book, truth = batch_of(self.state.step), self.state.book, self.state.truth
+        if books.refusal(book, "commit_batch", batch=batch) is not None:
+            return self._failed()
+        if not truth.generated or truth.scored != self.config.judges or not truth.published:
+            raise Violation(f"{batch} is committed before its scores and publication")
+        if not book.asleep or any(role.holding for role in self.state.roles):
+            raise Violation(f"{batch} is committed while a role holds")
+        if batch in book.committed:
+            raise Violation(f"{batch} is committed twice")
+        self._book("commit_batch")
+        return self._go_on()
+
+    def _do_train(self, name: str) -> None:
+        batch, role = batch_of(self.state.step), self._role(name)
+        if batch not in self.state.book.committed:
+            raise Violation(f"{batch} is trained on without its commit")
+        token = self.state.book.lease(name).token
+        assert token is not None
+        engine, may = trainer_train(role.engines[0], token)
+        self._each_engine(name, 0, lambda _: engine)
+        if not may:
+            return self._failed()
+        self._truth(trained=True)
+        return self._go_on()
+
+    def _do_done(self, name: str) -> None:
+        self._step(mode="down", pc=0)
+
+    def _do_stop(self, name: str) -> None:
+        self._step(wait="answer", role=name, method="stop", token=None)
+        self._ask(name, "stop", None)
+
+    def _do_end(self, name: str) -> None:
+        self._each_engine(name, 0, end_trainer)
+        self._go_on()
+
+    def _do_close(self, name: str) -> None:
+        if not self.state.book.asleep:
+            raise Violation("the run ends and a role still has the lease")
+        left = [n for n, r in zip(self.config.roles, self.state.roles, strict=True) if r.holding]
+        if left:
+            raise Violation(f"the run ends and {left} still hold")
+        self._step(mode="ended")
+
+    def _give_up(self) -> None:
+        """Let go of what is held, close the batch's gate, then ask a person."""
+        step, book = self.state.step, self.state.book
+        if step.held:
+            self._step(role=step.held, method="offload", tries=_GIVING_UP, error="")
+            if step.held in book.blocked:
+                return self._step(wait="known")
+            if books.refusal(book, "deactivate", role=step.held) is not None:
+                return self._step(held="")
+            return self._release()
+        batch = batch_of(step)
+        pending = book.batch is not None and book.batch.state is BatchState.PENDING
+        if pending and books.refusal(book, "fail_batch", batch=batch, message="x") is None:
+            self._book("fail_batch", books.REASON)
+        return self._step(mode="person")
+
+    def _failed(self) -> None:
+        """The present action failed for good."""
+        step = self.state.step
+        if step.mode == "down":
+            return self._step(wait="")
+        if step.mode == "giving_up":
+            return self._step(wait="", held="")
+        return self._step(mode="giving_up", wait="", phase=STEP.advance(step.phase, _GAVE_UP))
+
+    def _succeeded(self) -> None:
+        step = self.state.step
+        if step.method == "offload":
+            self._step(held="")
+        if step.mode == "giving_up":
+            return self._step(wait="")
+        acknowledged = step.mode == "run" and self.config.plan[step.pc][0] == "acknowledge"
+        batch = self.state.book.batch
+        if acknowledged and batch is not None and batch.name == batch_of(step):
+            self._book("note_rollout_released")
+        return self._go_on()
+
+    def _go_on(self) -> None:
+        step = self.state.step
+        self._step(pc=step.pc + 1, wait="", role="", method="", token=None, tries=0, error="")
+        if step.mode == "run":
+            for event in _PHASES.get(self.config.plan[step.pc + 1], ()):
+                self._step(phase=STEP.advance(self.state.step.phase, event))
+
+
+_GIVING_UP = 100
+"""Tells the offload of a step that gives up from one that it asked for before."""
+_GAVE_UP = StepEvent.GAVE_UP
+_PHASES = {
+    ("generate", "rollout"): (StepEvent.GENERATION_STARTED,),
+    ("acknowledge", "rollout"): (StepEvent.GENERATED,),
+    ("activate", "genrm"): (StepEvent.JUDGING_STARTED,),
+    ("activate", "teacher"): (StepEvent.TEACHING_STARTED,),
+    ("publish", ""): (StepEvent.SCORES_IN, StepEvent.WRITTEN_BACK),
+    ("commit", ""): (StepEvent.PUBLISHED,),
+    ("acquire", "trainer"): (StepEvent.FINALIZED, StepEvent.TRAINING_STARTED),
+    ("acquire", "rollout"): (StepEvent.WEIGHT_SYNC_STARTED,),
+    ("done", ""): (StepEvent.COMPLETED,),
+}

@@ -1,0 +1,80 @@
+"""Faults of single rules: what each piece of code does is asked of it alone.
+
+The traces that lead to harm are in ``faults.FAULTS_OF_THE_RULES``.
+"""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relax_infer.contracts.engines import GroupSnapshot
+from relax_infer.machines import GroupState, ReplicaState
+from tests.machines.groups import Work, advance
+from tests.machines.host import operate
+from tests.machines.trainer import lose_trainer, trainer_look, trainer_operate, trainer_train
+from tests.machines.values import Engine, Gpu, Group, Report, Token, run
+from workflows.inference_role import InferenceRole
+
+_TOKEN = Token(1, "grant")
+fault = pytest.mark.xfail(raises=AssertionError, strict=True)
+
+
+@fault
+def test_a_stop_ends_the_token_where_a_launch_failed():
+    """The actor remembers the error of the launch, and takes it for an error of the stop."""
+    engine, _ = operate(Engine(), "onload", _TOKEN, "launch")
+    engine, report = operate(engine, "stop", _TOKEN, "")
+    assert report.state is ReplicaState.DEAD
+    assert engine.ended
+
+
+@fault
+def test_a_probe_looks_at_what_was_given_up():
+    """A group of which everything was given up says that it sleeps, whatever its engines say."""
+    group = Group(GroupState.SLEEPING, ((0, ReplicaState.DEAD),), _TOKEN, given_up=(0,))
+    seen = (Report(ReplicaState.READY, _TOKEN),)
+    turn = advance(Work("probe", _TOKEN, group, results=(seen,)), 1, ())
+    assert turn.answer is not None
+    assert turn.answer.state != "SLEEPING"
+
+
+@fault
+def test_a_trainer_whose_sleep_was_proved_does_not_load_for_a_late_update():
+    """Its process died under the grant; a probe says SLEEPING and ends nothing."""
+    engine, _ = trainer_operate(Engine(), "onload", _TOKEN, "")
+    engine = lose_trainer(engine, orphan=False)
+    assert trainer_look(engine, _TOKEN) == "SLEEPING"
+    engine, _ = trainer_train(engine, _TOKEN)
+    assert engine.gpu is Gpu.NONE
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(GroupState.BLOCKED, id="it-was-blocked"),
+        pytest.param(GroupState.SLEEPING, id="it-was-loading", marks=fault),
+    ],
+)
+def test_the_lease_hears_when_a_group_is_known_again(before: GroupState):
+    """A lease that waits for a person looks again only then; a group that loads says nothing
+    before its end, so the role has known it as SLEEPING all the while."""
+    heard: list[tuple[str, Any]] = []
+
+    async def signal(name: str, argument: Any) -> None:
+        heard.append((name, argument))
+
+    class Role(InferenceRole):
+        _lease = SimpleNamespace(signal=signal)  # type: ignore[assignment]
+
+    role: Any = object.__new__(Role)
+    role._start, role._doing, role._changed = SimpleNamespace(role="rollout"), "", False
+    role._turn = asyncio.Lock()
+
+    def snapshot(state: GroupState) -> GroupSnapshot:
+        return GroupSnapshot(role="rollout", model="m", state=state, weight_source="STATIC")
+
+    role._groups = {"m": snapshot(before)}
+    run(role.group_changed(snapshot(GroupState.READY)))
+    assert heard == [("holder_known", "rollout")]

@@ -1,0 +1,136 @@
+"""Lease, batch gate and replicas together: every state that a hostile environment can lead to.
+
+The searches are complete: they end when nothing new can be reached, within the stated number of
+faults. On one core:
+
+=====================================  ======  ========  =====  =======
+roles                                  faults  states    depth  seconds
+=====================================  ======  ========  =====  =======
+rollout, trainer                       2       12,147    43     3
+rollout (two replicas), trainer        2       20,171    43     6
+rollout, genrm, trainer (slow)         2       28,315    57     9
+all four (slow)                        2       51,000+   69     20
+rollout, trainer (slow)                3       123,000+  52     58
+=====================================  ======  ========  =====  =======
+
+A fault is: a lost request, a lost reply, a timeout, a late operation, a probe whose answer comes
+late, a dead server (with or without an orphan that holds memory), a dead actor, an operation that
+fails on the host, or a phase that fails. In every state the safety of ``explore.check_state``
+holds, lease book and group book survive continue-as-new, and a helpful environment (a person
+included) still brings the run to a trained batch and to its end.
+
+Environments in which the present rules do not keep their promises are left out of these searches
+and stand in ``faults.FAULTS_OF_THE_RULES``.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.machines.explore import Broken, check_one_holder, explore
+from tests.machines.faults import FAULTS_OF_THE_RULES, THREE, TWO
+from tests.machines.hazards import FAULTS, events
+from tests.machines.model import Config
+from tests.machines.moves import after_event
+
+FOUR = ("rollout", "genrm", "teacher", "trainer")
+
+
+def holds_everywhere(config: Config) -> None:
+    found = explore(config)
+    print(
+        f"\n{', '.join(config.roles)}, {config.replicas} replicas, {config.faults} faults:"
+        f" {found.states} states, depth {found.depth}"
+    )
+    assert found.complete
+    tried = {name for name in FAULTS if found.fired[name]}
+    assert tried == FAULTS
+    assert all(found.fired[name] for name in ("again", "hear", "notice", "told", "resolve"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(Config(roles=TWO), id="two-roles"),
+        pytest.param(Config(roles=TWO, replicas=2), id="two-replicas"),
+    ],
+)
+def test_every_promise_holds_in_every_state(config: Config):
+    holds_everywhere(config)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(Config(roles=THREE), id="three-roles"),
+        pytest.param(Config(roles=FOUR), id="four-roles"),
+        pytest.param(Config(roles=TWO, faults=3), id="three-faults"),
+    ],
+)
+def test_every_promise_holds_in_every_state_deeper(config: Config):
+    holds_everywhere(config)
+
+
+def test_without_faults_there_is_one_way_and_it_ends_well():
+    config = Config(roles=FOUR, faults=0)
+    state = config.initial()
+    while possible := events(config, state):
+        (event,) = possible
+        state = after_event(config, state, event)
+    assert state.step.mode == "ended"
+    assert state.truth.trained
+    assert state.book.committed == ("step-1",)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(
+            Config(roles=THREE, faults=1, allow=frozenset({"memory_not_freed"})),
+            id="evidence-is-judged-before-the-pool-is-taken-back",
+        ),
+        pytest.param(
+            Config(roles=TWO, faults=1, allow=frozenset({"acknowledge_releases"})),
+            id="a-batch-is-abandoned-while-its-offload-is-acknowledged",
+        ),
+        pytest.param(
+            Config(
+                roles=TWO,
+                only=frozenset({"answer", "server_dies"}),
+                without=frozenset({"again"}),
+            ),
+            id="proof-cannot-be-had-and-a-person-says-so",
+        ),
+    ],
+)
+def test_the_rules_hold_also_where_they_once_did_not(config: Config):
+    """What else they once failed in is part of every search now."""
+    assert explore(config).complete
+
+
+@pytest.mark.xfail(raises=Broken, strict=True)
+@pytest.mark.parametrize("name", FAULTS_OF_THE_RULES)
+def test_the_rules_also_hold_when(name: str):
+    """With ``check``: only that promise, for the whole trace to the harm."""
+    fault = FAULTS_OF_THE_RULES[name]
+    explore(fault.config, live=fault.check is None, check=fault.check)
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_THE_RULES)
+def test_what_is_left_out_of_the_searches_is_all_that_goes_wrong(name: str):
+    """The same search without what it allows finds nothing."""
+    fault = FAULTS_OF_THE_RULES[name]
+    config = replace(fault.config, allow=frozenset(), faults=min(2, fault.config.faults))
+    assert explore(config, live=fault.check is None, check=fault.check).complete
+
+
+def test_a_counterexample_is_one_line_for_each_event():
+    fault = FAULTS_OF_THE_RULES["the-evidence-of-a-late-release-is-not-read"]
+    with pytest.raises(Broken) as broken:
+        explore(fault.config, live=False, check=check_one_holder)
+    what, *lines = str(broken.value).splitlines()
+    assert what == "two physical holders: genrm and rollout"
+    assert [line.split()[0] for line in lines] == [str(n + 1) for n in range(len(lines))]
+    assert "rollout SLEEPING:1 [PARTIAL]" in lines[-1]

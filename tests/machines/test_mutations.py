@@ -1,0 +1,144 @@
+"""Each rule broken on purpose: the model must notice.
+
+Every transition of the five machines that the model uses is taken away, every forbidden one is
+added, and every guard is weakened. :data:`SURVIVORS` and :data:`NOT_IN_THE_MODEL` say what is not
+noticed, and why.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from relax_infer.machines import Machine
+from tests.machines.explore import explore
+from tests.machines.mutants import (
+    DEEP,
+    ENGINE_GUARDS,
+    GLUE,
+    LEASE_GUARDS,
+    MACHINES,
+    SHALLOW,
+    Edge,
+    Mutate,
+    fresh,
+    what_catches,
+    with_forbidden,
+    without,
+)
+
+_NOBODY = "nothing records it"
+_AT_WORK = "a state of an operation at work, and operations on one engine go in turn"
+_ASLEEP = "the model stops a role only after the lease took the pool back, when it sleeps or failed"
+_AWAKE = "the model's weight sync loads into engines that sleep"
+_NO_LOAD = "the model's recoveries launch with the right weights and load no others"
+
+NOT_IN_THE_MODEL: dict[str, str] = {
+    "Lease SLEEPING on MEMORY_LOST": _NOBODY,
+    "Group READY on WEIGHTS_UPDATE_STARTED": _NOBODY,
+    "Group READY on OPERATION_UNCONFIRMED": _NOBODY,
+    "Group ONLOADING on DRAIN_STARTED": _AT_WORK,
+    "Group STARTING on STOP_STARTED": _AT_WORK,
+    "Group DRAINING on STOP_STARTED": _AT_WORK,
+    "Group ONLOADING on STOP_STARTED": _AT_WORK,
+    "Group READY on STOP_STARTED": _ASLEEP,
+    "Replica READY on WEIGHTS_UPDATE_STARTED": _AWAKE,
+    "Replica STARTING on STOP_STARTED": _AT_WORK,
+    "Replica DRAINING on STOP_STARTED": _AT_WORK,
+    "Recovery SYNCING on REBUILD_FAILED": _NO_LOAD,
+}
+"""Transitions that no search takes, and why."""
+
+SURVIVORS: dict[str, str] = {
+    "without Replica DRAINING on DEATH_NOTICED": "a loss that a table does not allow is left to"
+    " the next probe",
+    "death-is-not-noticed": "a dead server answers nothing, so every operation on it fails anyway",
+}
+"""Mutants that every search lets pass, and why that is right."""
+
+NEEDS_TWO_FAULTS = frozenset(
+    {
+        *("tokens-never-end", "tokens-do-not-end-at-the-engines"),
+        *("engine-forgets-the-end-of-its-token", "killed-without-proof"),
+        *("probe-under-any-token", "probe-of-one-proves-all", "resolve-does-nothing"),
+        *("recovery-does-not-stop", "recovery-does-not-wait-for-proof"),
+        *("trainer-forgets-a-partial-load", "a-probe-of-any-grant-counts"),
+        "nobody-tells-the-lease-of-a-lost-holder",
+        *("without Replica ONLOADING on DEATH_NOTICED", "without Replica READY on STOP_STARTED"),
+        "without Replica ONLOADING on STOP_STARTED",
+        "without Replica FAILED on RESOLVED_BY_OPERATOR",
+        *("without Recovery STOPPING on PROOF_FAILED", "without Recovery PROVING on PROOF_FAILED"),
+        "without Recovery BLOCKED on LEFT_RELEASE_PROVED",
+        "without Recovery BLOCKED on RESOLVED_BY_OPERATOR",
+        "without Recovery REBUILDING on REBUILD_FAILED",
+        "without Recovery CHECKING on CHECK_FAILED",
+        *("with Recovery FENCED on REBUILT", "with Recovery FENCED on LEFT_RELEASE_PROVED"),
+        "with Recovery BLOCKED on REBUILT",
+    }
+)
+"""Mutants for which the shallow searches would be tried in vain."""
+
+
+def _name(machine: Machine[Any, Any], edge: Edge) -> str:
+    return f"{machine.name} {edge[0]} on {edge[1]}"
+
+
+def _each_edge(attribute: str) -> list[Any]:
+    return [
+        pytest.param(machine, edge, id=_name(machine, edge).replace(" ", "-"))
+        for machine in MACHINES
+        for edge in getattr(machine, attribute)
+        if _name(machine, edge) not in NOT_IN_THE_MODEL
+    ]
+
+
+def _is_noticed(name: str, mutate: Mutate) -> None:
+    deep = () if name in SURVIVORS else DEEP
+    caught = what_catches(mutate, DEEP if name in NEEDS_TWO_FAULTS else (*SHALLOW, *deep))
+    print(f"\n{name}: {caught}")
+    if name in SURVIVORS:
+        assert caught is None, f"{name} is noticed now: {caught}"
+    else:
+        assert caught is not None, f"{name} survives every search"
+
+
+@pytest.mark.parametrize(("machine", "edge"), _each_edge("transitions"))
+def test_a_missing_transition_is_noticed(machine: Machine[Any, Any], edge: Edge):
+    _is_noticed(f"without {_name(machine, edge)}", without(machine, edge))
+
+
+@pytest.mark.parametrize(("machine", "edge"), _each_edge("forbidden"))
+def test_a_forbidden_transition_is_noticed(machine: Machine[Any, Any], edge: Edge):
+    _is_noticed(f"with {_name(machine, edge)}", with_forbidden(machine, edge))
+
+
+@pytest.mark.parametrize("name", LEASE_GUARDS)
+def test_a_weak_guard_of_the_lease_is_noticed(name: str):
+    _is_noticed(name, LEASE_GUARDS[name])
+
+
+@pytest.mark.parametrize("name", ENGINE_GUARDS)
+def test_a_weak_guard_of_an_engine_or_group_is_noticed(name: str):
+    _is_noticed(name, ENGINE_GUARDS[name])
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_a_workflow_that_goes_wrong_between_two_rules_is_noticed(name: str):
+    _is_noticed(name, GLUE[name])
+
+
+def test_the_searches_take_every_other_transition():
+    taken: set[str] = set()
+    advance = Machine.advance
+
+    def noting(self: Machine[Any, Any], state: StrEnum, event: StrEnum) -> StrEnum:
+        target = advance(self, state, event)
+        taken.add(_name(self, (state, event)))
+        return target
+
+    with fresh() as patch:
+        patch.setattr(Machine, "advance", noting)
+        for config in (*SHALLOW[2:4], *DEEP[2:]):
+            explore(config, live=False)
+    known = {_name(machine, edge) for machine in MACHINES for edge in machine.transitions}
+    assert known - taken == set(NOT_IN_THE_MODEL)

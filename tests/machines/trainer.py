@@ -1,0 +1,165 @@
+"""The trainer as one engine: the real ``TrainerActor`` and ``PolicyTrainer``, without Megatron.
+
+Only the device, the files and the other processes of the host are pretended. Of an
+:class:`Engine`, ``server_seen`` is the token in the file of who is resident, ``holder`` says
+whether an earlier actor wrote it, and ``resident`` is what the actor knows of the device.
+"""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import activities.training as activities_module
+import relax_infer.training.trainer as trainer_module
+from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
+from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.machines import ReplicaState
+from relax_infer.training.policy import PolicyTrainer
+from relax_infer.training.trainer import TrainerActor
+from tests.machines.values import (
+    Answer,
+    Engine,
+    Gpu,
+    Report,
+    Token,
+    memo,
+    replaced,
+    run,
+    token_of,
+)
+from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED
+
+
+class _Device:
+    """The device, the files of the host and whether an earlier process still lives."""
+
+    def __init__(self, engine: Engine, trouble: str) -> None:
+        self.gpu, self.trouble = engine.gpu, trouble
+        self.kept = FenceMemory(engine.seen.real() if engine.seen else None, ended=engine.ended)
+        self.resident_under = engine.server_seen.real() if engine.server_seen else None
+
+    # files
+    def write_fence(self, memory: FenceMemory) -> None:
+        self.kept = FenceMemory(memory.seen, ended=memory.ended)
+
+    def write_residence(self, token: FenceToken | None) -> None:
+        self.resident_under = token
+
+    def check_gone(self, _: object) -> None:
+        if self.gpu is Gpu.ORPHAN:
+            raise UnconfirmedError("an earlier process is still alive")
+
+    # learner
+    def to_device(self) -> None:
+        if self.trouble == "launch":
+            raise PermanentError("its checkpoint cannot be read")
+        self.gpu = Gpu.PARTIAL
+        if self.trouble == "load":
+            raise TransientError("it failed in the middle")
+        self.gpu = Gpu.FULL
+
+    def to_host(self) -> None:
+        if self.trouble == "drain":
+            raise UnconfirmedError("an update did not end")
+        self.gpu = Gpu.NONE
+
+
+def _actor(engine: Engine, device: _Device) -> Any:
+    policy: Any = object.__new__(PolicyTrainer)
+    policy._learner, policy._device, policy._current = device, None, SimpleNamespace(step=0)
+    policy.resident, policy.holds = "resident" in engine.resident, "holds" in engine.resident
+    actor: Any = object.__new__(TrainerActor)
+    actor._files, actor._policy, actor._holder = device, policy, "trainer/rank-0"
+    actor._earlier = None
+    if engine.holder:
+        actor._earlier = SimpleNamespace(resident_under=device.resident_under)
+    actor._fence = FenceMemory(device.kept.seen, ended=device.kept.ended)
+    actor._turn, actor._in_thread = asyncio.Lock(), _inline
+    return actor
+
+
+async def _inline(call: Any) -> Any:
+    return call()
+
+
+def _value(actor: Any, device: _Device) -> Engine:
+    return Engine(
+        gpu=device.gpu,
+        seen=token_of(device.kept.seen),
+        ended=device.kept.ended,
+        server_seen=token_of(device.resident_under),
+        resident=tuple(name for name in ("holds", "resident") if getattr(actor._policy, name)),
+        holder="earlier" if actor._earlier is not None else "",
+    )
+
+
+def _with(engine: Engine, trouble: str, call: Any) -> tuple[Engine, Exception | None]:
+    device = _Device(engine, trouble)
+    actor = _actor(engine, device)
+    with replaced(
+        trainer_module,
+        check_gone=device.check_gone,
+        asyncio=SimpleNamespace(to_thread=lambda call: _inline(call)),
+    ):
+        try:
+            run(call(actor))
+        except (PermanentError, TransientError, UnconfirmedError, StaleFence) as error:
+            return _value(actor, device), error
+    return _value(actor, device), None
+
+
+@memo
+def trainer_operate(
+    engine: Engine, method: str, token: Token, trouble: str, *, ends: bool = True
+) -> tuple[Engine, Report]:
+    """The trainer after an onload or offload reached it."""
+    op: Any = SimpleNamespace(fence=token.real())
+    engine, error = _with(engine, trouble, lambda actor: getattr(actor, f"_{method}")(op))
+    if error is not None:
+        stale = isinstance(error, StaleFence | PermanentError)
+        return engine, Report(ReplicaState.FAILED, engine.seen, error=True, stale=stale)
+    resident = engine.gpu is Gpu.FULL
+    return engine, Report(ReplicaState.READY if resident else ReplicaState.SLEEPING, engine.seen)
+
+
+def trainer_answer(reports: tuple[Report, ...] | str) -> Answer:
+    """What the lease hears: mirrors ``TrainerRole.perform``. A text: the activity was lost."""
+    if isinstance(reports, str):
+        return Answer(False, UNCONFIRMED)
+    (report,) = reports
+    if report.error:
+        return Answer(False, PERMANENT if report.stale else TRANSIENT)
+    return Answer(True, state=report.state)
+
+
+@memo
+def trainer_train(engine: Engine, token: Token) -> tuple[Engine, bool]:
+    """The trainer after an update was asked for; whether it may train."""
+    request: Any = SimpleNamespace(fence=token.real(), step=1)
+    engine, error = _with(engine, "", lambda actor: actor._check_grant(request))
+    return engine, error is None
+
+
+@memo
+def trainer_look(engine: Engine, token: Token | None) -> str:
+    """What the real ``probe_trainer`` says of the real actor's status."""
+    device = _Device(engine, "")
+    actor = _actor(engine, device)
+    operation: Any = SimpleNamespace(trainer=None, fence=token.real() if token else None)
+    inline = SimpleNamespace(to_thread=lambda call: _inline(call))
+    with (
+        replaced(trainer_module, check_gone=device.check_gone, asyncio=inline),
+        replaced(activities_module, TrainerGroup=lambda _: actor),
+    ):
+        return run(activities_module.probe_trainer(operation)).state
+
+
+def lose_trainer(engine: Engine, *, orphan: bool) -> Engine:
+    """Its process died and its actor is made again; the earlier process may still hold memory."""
+    left = Gpu.ORPHAN if orphan and engine.gpu in (Gpu.FULL, Gpu.PARTIAL) else Gpu.NONE
+    return engine._replace(gpu=left, resident=(), holder="earlier")
+
+
+def end_trainer(engine: Engine) -> Engine:
+    """A person ended every process of it."""
+    return engine._replace(gpu=Gpu.NONE, resident=(), holder="earlier")
