@@ -191,6 +191,7 @@ def _may_come(config: Config, state: State, name: str, zombie: Zombie) -> bool:
         recovery.replica == zombie.replica and course(recovery).result is not None
         for recovery in role.group.recoveries
     )
-    if unended and engine.state is ReplicaState.DEAD and over:
+    later = role.group.fence is not None and role.group.fence > zombie.token
+    if unended and engine.state is ReplicaState.DEAD and (over or later):
         return "late_unended" in config.allow
     return True

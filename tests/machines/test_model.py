@@ -10,7 +10,7 @@ rollout, trainer                       2       12,147    43     3
 rollout (two replicas), trainer        2       20,171    43     6
 rollout, genrm, trainer (slow)         2       28,315    57     9
 all four (slow)                        2       51,000+   69     20
-rollout, trainer (slow)                3       123,000+  52     58
+rollout, trainer (slow)                3       141,464   52     49
 =====================================  ======  ========  =====  =======
 
 A fault is: a lost request, a lost reply, a timeout, a late operation, a probe whose answer comes
