@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 from relax_infer.contracts.engines import (
     EngineOperation,
@@ -336,8 +336,16 @@ class EngineLifecycle:
                 await workflow.sleep(WATCH_PAUSE)
                 continue
             if self._watchable:
-                async with self._at_work():
-                    await self._mend(lost)
+                await self._lose(lost)
+
+    async def _lose(self, lost: Sequence[ReplicaReport]) -> None:
+        """A loss that the watch saw. What goes wrong with it must not end the watch: the group
+        stays BLOCKED, and the next probe looks again."""
+        try:
+            async with self._at_work():
+                await self._mend(lost)
+        except FailureError as error:
+            workflow.logger.error("mending %s: %s", self._id, text_of(error))
 
     @property
     def _watchable(self) -> bool:

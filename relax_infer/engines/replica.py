@@ -136,6 +136,7 @@ class EngineReplica:
         """
         await self._notice_death()
         if self.state is ReplicaState.DEAD:
+            self.error = None  # of the launch that failed; this operation did not
             return self._evidence(op.fence, gone=True)
         asleep = self.state is ReplicaState.SLEEPING
         by_ending = self.spec.offload == "restart" or self.state is ReplicaState.FAILED
@@ -156,6 +157,7 @@ class EngineReplica:
         """End every process of the replica and prove it."""
         await self._notice_death()
         if self.state is ReplicaState.DEAD:
+            self.error = None  # of the launch that failed; this operation did not
             return self._evidence(op.fence, gone=True)
         self._advance(_E.STOP_STARTED)
         try:
