@@ -300,6 +300,8 @@ class EngineLifecycle:
                     raise fail(PERMANENT, f"{told.engine_id}: {told.error}")
                 given_up = f"its host cannot be reached ({word})"
         except ActivityError as error:
+            if kind_of(error) == PERMANENT:  # it was reached, and refuses
+                raise fail(PERMANENT, text_of(error)) from error
             given_up = f"its host cannot be reached ({word}): {text_of(error)}"
         if replica in self._recoveries:
             self._book.recovered(await self._recoveries.resolve(replica, word))

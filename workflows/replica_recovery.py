@@ -46,6 +46,8 @@ class ReplicaRecovery:
         self._look_now = False
         self._operations = 0
         self._launches = 0
+        self._hopeless = False
+        """Whether a launch failed for a reason that another try cannot change."""
         self._evidence: tuple[StagedRef, ...] = ()
 
     @workflow.signal
@@ -68,7 +70,8 @@ class ReplicaRecovery:
         while True:
             if not await self._prove_gone():
                 return self._ended(RecoveryState.ABANDONED)
-            if not start.rebuild or self._launches >= start.restarts:
+            spent = self._hopeless or self._launches >= start.restarts
+            if not start.rebuild or spent:
                 await self._move(_E.LEFT_RELEASE_PROVED)
                 return self._ended(RecoveryState.ABANDONED, gave_up=start.rebuild)
             await self._back_off()
@@ -138,7 +141,7 @@ class ReplicaRecovery:
         except (ActivityError, ApplicationError) as error:
             self._why = text_of(error)
             if self._why.startswith(f"{PermanentError.kind}:"):
-                self._launches = self._start.restarts  # another try cannot help
+                self._hopeless = True
             await self._move(failed)
             return None
         await self._move(_E.CHECK_PASSED)

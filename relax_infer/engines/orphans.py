@@ -46,7 +46,19 @@ def find_orphans(run: RunRef, devices: Collection[str], node_ip: str) -> list[Or
     """Engines of other runs on this host that may hold one of ``devices``. Changes nothing."""
     mine = folder_of(run.store, run.run)
     found: list[Orphan] = []
-    for holder in _holders(except_in=mine):
+    for path, holder in _holders(except_in=mine):
+        if holder is None:  # of which devices it speaks cannot be told
+            found.append(
+                Orphan(
+                    run="unknown",
+                    engine_id=path.name.removesuffix(".holder.json"),
+                    node_ip=node_ip,
+                    devices=tuple(sorted(devices)),
+                    pids=(),
+                    why=f"unknown: {path} cannot be read; remove it once its engine is gone",
+                )
+            )
+            continue
         held = tuple(each for each in holder.devices if each in devices)
         if not held:
             continue
@@ -105,15 +117,18 @@ async def _ask(run: RunRef, node: str, node_ip: str, devices: set[str]) -> list[
         ) from error
 
 
-def _holders(except_in: Path) -> Iterator[Holder]:
+def _holders(except_in: Path) -> Iterator[tuple[Path, Holder | None]]:
+    """Every file of a holder, and what it says; None where that cannot be read."""
     everywhere = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}"
     for path in sorted(everywhere.glob("*/*.holder.json")):
         if path.parent == except_in:
             continue
         try:
-            yield Holder.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            continue  # proved gone a moment ago, or written by another version
+            yield path, Holder.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            continue  # proved gone a moment ago
+        except (OSError, ValueError):
+            yield path, None
 
 
 def _alive(holder: Holder) -> tuple[tuple[int, ...], str | None]:

@@ -82,3 +82,11 @@ def test_a_file_without_a_living_process_stops_nobody(left):
     left.kill()
     left.wait()
     assert find_orphans(NEW, {DEVICE}, "10.0.0.1") == []
+
+
+def test_a_file_that_cannot_be_read_is_no_proof(left):
+    (path,) = Path(tempfile.gettempdir()).glob("relax-*/*/*.holder.json")
+    path.write_text("{")
+    (orphan,) = find_orphans(NEW, {"node-9/0"}, "10.0.0.1")
+    assert "cannot be read" in str(orphan)
+    assert str(path) in str(orphan)

@@ -307,3 +307,20 @@ async def test_a_person_may_have_every_role_restarted_before_a_step_is_tried_aga
     assert max(push.term for push in world.pushes) > max(terms)
     assert sorted(world.ledger) == [1]
     nothing_was_broken(world)
+
+
+async def test_an_engine_that_refuses_to_be_forgotten_is_not_taken_for_a_lost_host(
+    working: Working,
+):
+    world = ScriptedWorld(reconcile_timeout=0.5)
+    world.faults["judge_samples"] = ["kill_engine"]
+    world.faults["forget_engines"] = ["refuse"]
+    world.engines.engines["genrm", 0].hides = True
+    word = ResolveRun(who="ada", why="I looked", confirm_released=True)
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update("resolve", word)
+        assert "forget_engines refused" in str(refused.value.cause)
+        assert (await group(client, handle, "genrm.genrm")).state is GroupState.BLOCKED
