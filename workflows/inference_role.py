@@ -84,7 +84,8 @@ class InferenceRole:
         while True:
             await workflow.wait_condition(lambda: self._changed)
             async with self._turn:
-                await self._publish()
+                if self._changed:
+                    await self._publish()
             self._show()
 
     def _carry(self) -> dict[str, Any]:
@@ -129,9 +130,9 @@ class InferenceRole:
         """
         known = self._groups[snapshot.model]
         self._groups[snapshot.model] = snapshot
-        if self._doing:
-            return  # the operation's own end publishes it, and its answer tells the lease
         self._changed = True
+        if self._doing:
+            return  # the operation publishes it, or what it failed with leaves it to be published
         stopped = known.state is GroupState.BLOCKED and snapshot.state is GroupState.SLEEPING
         why = snapshot.stuck or (f"no engine of {snapshot.model} is left" if stopped else None)
         if why is not None and why != known.stuck:
