@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.fractions import GpuFraction
+from relax_infer.contracts.host import HostIdentity
 from relax_infer.contracts.refs import StagedRef, WeightsRef
 from relax_infer.machines import GroupState, ReplicaState
 
@@ -31,6 +32,8 @@ class BundleBinding(Message):
     gpu_id: int
     gpu_uuid: str | None = None
     """None where the devices are pretended."""
+    host: HostIdentity | None = None
+    """What the node's kernel said when it was bound; None in bindings of earlier versions."""
 
     @property
     def device(self) -> str:

@@ -20,6 +20,7 @@ from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.follower import Follower
 from relax_infer.engines.node import NodeReport
 from relax_infer.engines.operations import OperationTable
+from relax_infer.engines.place import check_place
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import IllegalTransition, ReplicaState
 
@@ -76,6 +77,7 @@ class EngineActor:
 
     async def _once(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         try:
+            check_place(self._replica.head, loads=kind not in _RELEASES)
             self._admit(kind, op.fence)
             async with self._turn:
                 # Another grant may have come while this one waited, or this one may have ended.
@@ -90,6 +92,10 @@ class EngineActor:
             return ReplicaOutcome(
                 report=report.model_copy(update={"error": str(stale)}), stale=stale.seen
             )
+        except RelaxError as misplaced:
+            report = await self._replica.reports.report()
+            told = {"state": ReplicaState.FAILED, "error": f"{misplaced.kind}: {misplaced}"}
+            return ReplicaOutcome(report=report.model_copy(update=told))
 
     async def _carry_out(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         evidence: ReleaseEvidence | None = None
@@ -120,16 +126,20 @@ class EngineActor:
             self._replica.files.write_fence(self._fence)
 
     async def probe(self) -> ReplicaReport:
+        check_place(self._replica.head)
         return await self._replica.reports.report()
 
     async def health(self) -> ReplicaReport:
+        check_place(self._replica.head)
         return await self._replica.reports.health()
 
     async def read_weights(self) -> ReplicaReport:
+        check_place(self._replica.head)
         async with self._turn:
             return await self._replica.reports.read_weights()
 
     async def settle_requests(self, prefix: str, timeout: float) -> int:
+        check_place(self._replica.head)
         return await self._replica.settle(prefix, timeout)
 
     async def describe(self) -> ReplicaDescription:

@@ -15,6 +15,7 @@ from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.actors import ActorGone, answer, find_actor, node_actor
 from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode, NodeReport
+from relax_infer.engines.place import check_place
 from relax_infer.engines.process import Launch
 
 LOOK_SECONDS = 5.0
@@ -62,40 +63,19 @@ class FollowerActor:
             return self._node.report()
 
     async def report(self) -> NodeReport:
-        self._check_host()
+        check_place(self._node)
         return self._node.report()
 
     async def memory(self) -> NodeUse:
-        self._check_host()
+        check_place(self._node)
         return await self._node.memory()
 
     def _admit(self, token: FenceToken) -> None:
-        self._check_host()
+        check_place(self._node)
         known = self._fence.seen
         self._fence.admit(token)
         if token != known:
             self._node.files.write_fence(self._fence)
-
-    def _check_host(self) -> None:
-        """Files of another host say nothing about the server: Ray may move a bundle.
-
-        Raises:
-            UnconfirmedError: this is not the node that the GPUs were bound on.
-        """
-        import ray
-
-        if not ray.is_initialized():
-            return
-        import ray.util
-
-        here = ray.util.get_node_ip_address()
-        bound = self._node.spec.node_bundles(self._node.replica, self._node.node)[0].node_ip
-        if here != bound:
-            raise UnconfirmedError(
-                f"{self._node.name} was bound on {bound}; its actor came up on {here}, which"
-                " proves nothing.",
-                cure=f"Bring {bound} back, or resolve it once its server is known to be gone.",
-            )
 
 
 class Follower:

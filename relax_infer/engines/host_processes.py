@@ -7,19 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax_infer.contracts.base import Message
+from relax_infer.contracts.host import HostIdentity
 
 _PROC = Path("/proc")
 _DEAD = frozenset("ZXx")
-
-
-class HostIdentity(Message):
-    """The same host only if all three agree; never Ray's node id, which changes with a raylet."""
-
-    machine_id: str
-    """Empty where there is none (many containers)."""
-    boot_id: str
-    """New at every boot."""
-    pid_namespace: str
 
 
 class ProcessStamp(Message):

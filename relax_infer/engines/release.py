@@ -17,8 +17,9 @@ from relax_infer.contracts.failures import (
     InferenceRecoveryRequired,
     UnconfirmedError,
 )
+from relax_infer.contracts.host import HostIdentity
 from relax_infer.engines import host_processes
-from relax_infer.engines.host_processes import HostIdentity, ProcessRow, ProcessStamp
+from relax_infer.engines.host_processes import ProcessRow, ProcessStamp
 
 MARKER = "RELAX_ENGINE_INCARNATION"
 """Environment variable that every process of an engine carries."""
@@ -70,7 +71,7 @@ def prove_release(engine: EngineProcesses, *, timeout: float = 60.0) -> ReleaseP
             UnconfirmedErrors: nothing may be released on the strength of them.
     """
     here = host_processes.this_host()
-    if _booted_since(engine.host, here):
+    if here.booted_since(engine.host):
         return ReleaseProof(incarnation=engine.incarnation, at=time.time(), scans=0)
     if here != engine.host:
         raise InferenceRecoveryRequired(
@@ -202,14 +203,6 @@ def _settled(row: ProcessRow, engine: EngineProcesses, why: str) -> list[Process
 
 def _is_tracker(row: ProcessRow) -> bool:
     return _RESOURCE_TRACKER in host_processes.command_line(row.stamp.pid)
-
-
-def _booted_since(then: HostIdentity, now: HostIdentity) -> bool:
-    return (
-        bool(then.machine_id)
-        and then.machine_id == now.machine_id
-        and (then.boot_id != now.boot_id)
-    )
 
 
 def _names(rows: Sequence[ProcessRow]) -> str:

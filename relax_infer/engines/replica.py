@@ -52,7 +52,7 @@ class EngineReplica:
     ) -> None:
         """``followers``: the further nodes of the replica; this host is its head's."""
         self.spec, self.replica = spec, replica
-        head = EngineNode(spec, replica, 0, pool)
+        self.head = head = EngineNode(spec, replica, 0, pool)
         self.files = head.files
         self.nodes = ReplicaNodes(head, followers)
         self.resident = Resident(self.engine_id, self.files)

@@ -43,6 +43,7 @@ _PORTS = range(20_000, 30_000)
 """Below those that the kernel gives to outgoing connections, which could take a port that we want
 back, and apart from those that Ray and SGLang take by default."""
 _POLL = 0.1
+_BETWEEN_LOOKS, _AFTER_A_FAILURE = 1.0, 10.0
 _CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
 _CHECKOUT = Path(relax_infer.__file__).parents[1]
 """Where the ``workers`` package is; it is not installed."""
@@ -84,6 +85,7 @@ class FrontActor:
         self._router = Child("sglang-router", logs / f"{run}.router.log")
         self._gateway = Child("gateway", logs / f"{run}.gateway.log")
         self._ensuring = asyncio.Lock()
+        self._keeper: asyncio.Task[None] | None = None
         self._pushing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._router_fault: str | None = None
         self._outdated: set[str] = set()
@@ -91,7 +93,8 @@ class FrontActor:
         self._state = self._recall()
 
     async def ensure(self) -> FrontAddress:
-        """Both children answer; dead ones are started again on their ports.
+        """Both children answer; dead ones are started again on their ports, and from then on
+        also when they die while nobody asks.
 
         A router that had to be started again is given its workers back as far as they answer; what
         did not work is in :meth:`describe`, and the next push decides anew.
@@ -105,6 +108,8 @@ class FrontActor:
                     raise outcome
             if restarted and self._state.router_workers:
                 await self._give_workers_back()
+            if self._keeper is None:
+                self._keeper = asyncio.create_task(self._keep())
         return self._address
 
     async def push(self, push: RegistryPush) -> dict[str, Any]:
@@ -156,7 +161,11 @@ class FrontActor:
 
     async def stop(self) -> None:
         """Both children are gone, and so are the socket and the file."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
         async with self._ensuring:
+            self._keeper = None
             await asyncio.gather(self._router.stop(), self._gateway.stop())
             self._socket.unlink(missing_ok=True)
             self._file.unlink(missing_ok=True)
@@ -169,6 +178,19 @@ class FrontActor:
             router_url=f"http://{self._host}:{self._state.router_port}",
             gateway_url=f"http://{self._host}:{self._state.gateway_port}",
         )
+
+    async def _keep(self) -> None:
+        """Start again what died since the last look: callers need it between two pushes, too."""
+        while True:
+            await asyncio.sleep(_BETWEEN_LOOKS)
+            if self._router.alive and self._gateway.alive:
+                continue
+            try:
+                await self.ensure()
+            except Exception as error:
+                # Whoever asks next gets the error; what starts only to die must not spin.
+                log.warning("front of run %s: %s", self._run, error)
+                await asyncio.sleep(_AFTER_A_FAILURE)
 
     async def _ensure_router(self) -> bool:
         """Whether it had to be started."""

@@ -160,12 +160,15 @@ class _Probe:
         import ray
         import ray.util
 
+        from relax_infer.engines.host_processes import this_host
+
         ids = ray.get_gpu_ids()
         return {
             "node_id": ray.get_runtime_context().get_node_id(),
             "node_ip": ray.util.get_node_ip_address(),
             "gpu_id": ids[0] if ids else None,
             "gpu_uuid": _uuid(str(ids[0])) if ids else None,
+            "host": this_host(),
         }
 
 

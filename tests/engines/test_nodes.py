@@ -14,13 +14,15 @@ import pytest_asyncio
 from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec, EngineOperation
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
-from relax_infer.engines import host_processes, process
+from relax_infer.engines import host_processes, place, process
 from relax_infer.engines.actors import ActorGone
 from relax_infer.engines.command import command_line
 from relax_infer.engines.follower import FollowerActor
+from relax_infer.engines.host_processes import this_host
 from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode, NodeReport
 from relax_infer.engines.nodes import ReplicaNodes
+from relax_infer.engines.place import Place
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import ReplicaState
 from tests.engines.checkpoints import group_spec, make_checkpoint
@@ -332,12 +334,9 @@ async def test_a_person_s_word_stands_for_a_follower_that_a_new_head_never_reach
 
 
 async def test_a_follower_s_actor_on_another_host_proves_nothing(two, monkeypatch):
-    import ray
-
     await two.start()
     pids = two.pids()
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.9.9.9")
+    monkeypatch.setattr(place, "where_this_is", lambda: Place("10.9.9.9", (0,), this_host()))
     with pytest.raises(UnconfirmedError, match=r"bound on 127\.0\.0\.1.* up on 10\.9\.9\.9"):
         await two.nodes.end(two.token())
     assert living(pids) == pids[1:]

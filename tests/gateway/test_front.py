@@ -1,3 +1,4 @@
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -123,6 +124,23 @@ async def test_dead_children_are_started_again_on_their_ports(front: Front) -> N
         assert await generate(address) == 503  # until a push or a pull
         assert (await front.push(push))["outcome"] == "accepted"
         assert await generate(address) == 200
+
+
+async def test_children_that_die_while_nobody_asks_are_started_again(front: Front) -> None:
+    address = await front.ensure()
+    async with engine(echo) as first:
+        await front.push(push_of(front, address, first))
+        before = await described(front)
+        pids = {before["router_pid"], before["gateway_pid"]}
+        for pid in pids:
+            end(pid)
+        after = before
+        async with asyncio.timeout(60):
+            while pids & {after["router_pid"], after["gateway_pid"]}:
+                await asyncio.sleep(0.1)
+                after = await described(front)  # asks for nothing
+        assert await front.ensure() == address
+        assert await workers(front) == {first.url}
 
 
 async def test_a_new_actor_adopts_what_runs_and_restarts_what_does_not(front: Front) -> None:
