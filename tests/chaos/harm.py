@@ -11,7 +11,7 @@ from temporalio.client import Client
 
 from relax_infer.contracts.recovery import RecoveryResult
 from relax_infer.engines import ReplicaDescription, host_processes
-from tests.e2e.looking import RunFiles, until
+from tests.e2e.looking import RunFiles, lease_status, until
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,27 @@ class Wound:
 
 @dataclass(frozen=True)
 class Healing:
-    """What became of a wound."""
+    """What became of a wound: one row of the table in docs/reliability.md."""
 
     what: str
     noticed: float
-    """Seconds from the wound to the recovery's start."""
+    """Seconds from the wound to the first thing that was done about it."""
     recovered: float
-    """Seconds from the wound to a replica that answers again."""
-    restarts: int
+    """Seconds from the wound to a part that answers again."""
+    lease: str
+    """Changes of the leases between the two."""
+    step: str
+    """What the step did."""
 
     def row(self) -> str:
-        return f"| {self.what} | {self.noticed:.1f} | {self.recovered:.1f} | {self.restarts} |"
+        return (
+            f"| {self.what} | {self.noticed:.1f} | {self.recovered:.1f} | {self.lease} |"
+            f" {self.step} |"
+        )
+
+
+TABLE: list[Healing] = []
+"""Of every test of this process; printed at its end."""
 
 
 async def describe(run: str, engine: str) -> ReplicaDescription:
@@ -69,21 +79,33 @@ def _pid(where: ReplicaDescription, part: str) -> int:
     raise AssertionError(f"{where.engine_id} has no scheduler among {where.pids}")
 
 
-async def healed(client: Client, recovery: str, wound: Wound) -> Healing:
-    """Wait for a recovery to end well; nothing of the wounded incarnation is left then."""
+async def healed(client: Client, recovery: str, wound: Wound, seconds: float = 90) -> Healing:
+    """Wait for a recovery to begin and to end well; nothing of the wounded incarnation is left."""
     handle = client.get_workflow_handle(recovery, result_type=RecoveryResult)
-    await until(lambda: _exists(client, recovery), 90, f"{recovery} to begin")
+    await until(lambda: _exists(client, recovery), seconds, f"{recovery} to begin")
     result = await handle.result()
     assert result.state == "READMITTED", result.why
-    assert [pid for pid in wound.pids if host_processes.process(pid) is not None] == []
+    nothing_is_left(wound)
     seen = await handle.describe()
     assert seen.close_time is not None
+    run = recovery.partition(".")[0]
     return Healing(
         what=wound.what,
         noticed=seen.start_time.timestamp() - wound.at,
         recovered=seen.close_time.timestamp() - wound.at,
-        restarts=result.restarts,
+        lease=await lease_since(client, run, wound.at),
+        step="waits, asks again for what is missing",
     )
+
+
+def nothing_is_left(wound: Wound) -> None:
+    assert [pid for pid in wound.pids if host_processes.process(pid) is not None] == []
+
+
+async def lease_since(client: Client, run: str, at: float) -> str:
+    """Changes of the leases from a moment on, in words."""
+    changes = [t for t in (await lease_status(client, run)).transitions if t.at >= at]
+    return ", ".join(f"{t.role} {t.state}" for t in changes) or "unchanged"
 
 
 async def _exists(client: Client, workflow: str) -> bool:

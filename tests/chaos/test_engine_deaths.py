@@ -5,13 +5,25 @@ process of the dead incarnation is left, and no two roles ever answered at once.
 """
 
 import signal
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from temporalio.client import Client
 
 from relax_infer.machines import RunState, StepPhase
-from tests.chaos.harm import Healing, Wound, describe, healed, kill, nobody_answered_beside_another
+from tests.chaos.harm import (
+    TABLE,
+    Healing,
+    Wound,
+    describe,
+    healed,
+    kill,
+    lease_since,
+    nobody_answered_beside_another,
+    nothing_is_left,
+)
 from tests.e2e.looking import (
     Handle,
     RunFiles,
@@ -55,7 +67,6 @@ async def test_an_engine_hurt_at_work_is_rebuilt_and_its_step_goes_on(
     """pains 6, 7, 20, 26: scheduler, server, Ray actor and a scheduler that stands still."""
     handle = await start(client, steps=len(UNDER_LOAD), overrides=OVERRIDES)
     files = RunFiles(stack.home, handle.id)
-    healings: list[Healing] = []
     made: dict[str, int] = {}
     for step, (phase, engine, part, number) in enumerate(UNDER_LOAD, start=1):
         await until(lambda s=step, p=phase: under_way(files, s, p), 400, f"step {step}'s {phase}")
@@ -63,13 +74,13 @@ async def test_an_engine_hurt_at_work_is_rebuilt_and_its_step_goes_on(
         group = engine.rpartition(".replica")[0]
         made[group] = made.get(group, 0) + 1
         recovery = f"{handle.id}.{engine}.recovery-{made[group]}"
-        healings.append(await healed(client, recovery, wound))
-        print(healings[-1].row())
+        healing = await healed(client, recovery, wound)
+        TABLE.append(replace(healing, what=f"{wound.what}, at work"))
+        assert "BLOCKED" not in healing.lease
     done = await finish(handle)
     assert done.state is RunState.DONE
     whole(files, len(UNDER_LOAD))
     nobody_answered_beside_another(files)
-    assert all(t.state != "BLOCKED" for t in (await lease_status(client, handle.id)).transitions)
 
 
 def under_way(files: RunFiles, step: int, phase: str) -> bool:
@@ -96,10 +107,27 @@ async def test_an_engine_hurt_asleep_is_launched_again_when_it_is_needed(
         await until(lambda s=step: under_way(files, s, "judged"), 400, f"step {step}'s judging")
         wound = await kill(handle.id, POLICY.format(1), part, signal.SIGKILL)
         await until(rebuilt(handle, POLICY.format(1), wound), 120, f"another engine after {part}")
+        nothing_is_left(wound)
+        TABLE.append(
+            Healing(
+                what=f"{wound.what}, asleep",
+                noticed=await onload_since(client, handle.id, wound.at),
+                recovered=time.time() - wound.at,
+                lease=await lease_since(client, handle.id, wound.at),
+                step="goes on; the next onload launches it anew",
+            )
+        )
     done = await finish(handle)
     assert done.state is RunState.DONE
     whole(files, 3)
     nobody_answered_beside_another(files)
+
+
+async def onload_since(client: Client, run: str, at: float) -> float:
+    """Seconds from a moment to the rollout's next grant: nobody looks at who sleeps before."""
+    changes = (await lease_status(client, run)).transitions
+    granted = (t.at for t in changes if t.role == "rollout" and t.at >= at)
+    return min(granted, default=at) - at
 
 
 def rebuilt(handle: Handle, engine: str, wound: Wound) -> Callable[[], Awaitable[bool]]:
@@ -125,9 +153,25 @@ async def test_a_worker_killed_in_a_handover_blocks_nothing(
         seen = await step_status(client, handle.id, 1)
         return seen is not None and seen.phase == doing
 
+    async def beyond() -> bool:
+        seen = await step_status(client, handle.id, 1)
+        return seen is not None and seen.phase != doing
+
     await until(there, 400, doing)
+    at = time.time()
     stack.kill("worker", signal.SIGKILL)
     stack.start_worker()
+    up = time.time() - at
+    await until(beyond, 200, f"the end of {doing}")
+    TABLE.append(
+        Healing(
+            what=f"worker SIGKILL in {doing}",
+            noticed=up,
+            recovered=time.time() - at,
+            lease=await lease_since(client, handle.id, at),
+            step="goes on where it was",
+        )
+    )
     done = await finish(handle)
     assert done.state is RunState.DONE
     whole(files, 2)
