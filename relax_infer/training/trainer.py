@@ -21,6 +21,7 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
+from relax_infer.engines.place import check_place
 from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
@@ -48,6 +49,7 @@ class TrainerActor:
         self._fence = self._files.fence_memory()
         self._policy = PolicyTrainer(spec, rank)
         self._holder = f"trainer/rank-{rank}"
+        self._bound = spec.bundles[rank] if spec.bundles else None
         self._read = read or _read_partition
         self._operations = Joined[TrainerReport]()
         self._steps = Joined[TrainResult](keep=0)  # the ledger remembers
@@ -60,6 +62,7 @@ class TrainerActor:
 
     async def status(self) -> TrainerStatus:
         """Where the trainer stands; changes nothing, and answers during an operation."""
+        self._check_place()
         ledger = await asyncio.to_thread(lambda: self._policy.ledger)
         return TrainerStatus(
             step=ledger.step,
@@ -136,11 +139,13 @@ class TrainerActor:
         return TrainerReport(status=await self.status(), evidence=(evidence,))
 
     async def _settle(self, op: TrainerOperation) -> TrainerReport:
+        self._check_place()
         if self._turn.locked() or self._policy.holds or self._doubt() is not None:
             return TrainerReport(status=await self.status())
         return await self._offload(op)
 
     async def _forget(self, op: TrainerOperation) -> TrainerReport:
+        self._check_place()
         if self._earlier is not None:
             check_not_seen(self._earlier)
             self._earlier = None
@@ -178,7 +183,13 @@ class TrainerActor:
         await self._admit_load(seen)
         await self._make_resident(seen)
 
+    def _check_place(self, *, loads: bool = False) -> None:
+        """What this host shows of an earlier trainer counts only where that one ran."""
+        if self._bound is not None:
+            check_place(self._holder, self._bound, loads=loads)
+
     def _admit(self, token: FenceToken, *, loads: bool = False) -> None:
+        self._check_place(loads=loads)
         if self._earlier is not None:
             check_gone(self._earlier)
         known = self._fence.seen

@@ -15,7 +15,9 @@ from relax_infer.contracts.engines import TRAINER_TAGS, OffloadCheck
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.contracts.training import TrainerSpec, TrainRequest
-from relax_infer.engines import check_evidence
+from relax_infer.engines import check_evidence, place
+from relax_infer.engines.host_processes import this_host
+from relax_infer.engines.place import Place
 from relax_infer.training.residence import Residence, TrainerFiles
 from relax_infer.training.trainer import TrainerActor
 from relax_infer.transfer import PublishedRows, rows_digest, rows_of_table
@@ -74,6 +76,25 @@ async def actor(
     yield make
     for each in made:
         await each.close()
+
+
+async def test_on_another_host_it_cannot_say_what_an_earlier_one_left(
+    actor: Make, spec: TrainerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pains 5, 7: Ray moved the bundle of a lost node; the trainer there may live on."""
+    made = await actor()
+    elsewhere = Place("10.9.9.9", (0,), this_host())
+    monkeypatch.setattr(place, "where_this_is", lambda: elsewhere)
+    with pytest.raises(UnconfirmedError, match="proves nothing"):
+        await made.status()
+    for ask in (made.onload, made.offload, made.settle, made.forget):
+        with pytest.raises(UnconfirmedError, match="proves nothing"):
+            await ask(operation(spec, ask.__name__))
+    another = Place("127.0.0.1", (7,), this_host())
+    monkeypatch.setattr(place, "where_this_is", lambda: another)
+    with pytest.raises(PermanentError, match="bound to GPU 0"):
+        await made.onload(operation(spec, "there", counter=2))
+    assert (await made.offload(operation(spec, "free", counter=3))).evidence
 
 
 async def test_making_it_touches_nothing(actor: Make) -> None:
