@@ -67,6 +67,11 @@ class EngineActor:
         self._operations = OperationTable[ReplicaOutcome]()
         self._turn = asyncio.Lock()
 
+    @property
+    def seen(self) -> FenceToken | None:
+        """The highest token that an operation on the replica ever came with."""
+        return self._fence.seen
+
     async def ping(self) -> int:
         return os.getpid()
 
