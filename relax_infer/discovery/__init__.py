@@ -7,7 +7,7 @@ that workflows can use the rest.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from relax_infer.discovery.registry import InferenceRegistry
+from relax_infer.discovery.registry import InferenceRegistry, etag_of
 from relax_infer.discovery.resolver import InferenceRoutingError, RouteResolver, RouteTarget
 from relax_infer.discovery.schema import (
     SCHEMA_VERSION,
@@ -46,6 +46,7 @@ __all__ = [
     "State",
     "WeightSource",
     "close_loop_inference_clients",
+    "etag_of",
     "generate_with_discovery",
 ]
 

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from relax_infer.discovery import InferenceRegistry, ModelSnapshot, ReplicaSnapshot, RoutingSpec
+from relax_infer.discovery import (
+    InferenceRegistry,
+    ModelSnapshot,
+    ReplicaSnapshot,
+    RoutingSpec,
+    etag_of,
+)
 
 
 def model(model_id: str = "m", *, generation: int = 1, **changes: Any) -> ModelSnapshot:
@@ -126,3 +132,12 @@ def test_revisions_are_unique_under_concurrent_publishing() -> None:
         thread.join()
     assert registry.snapshot()["topology_revision"] == 200
     assert sorted(seen) == list(range(1, 201))
+
+
+def test_an_entity_tag_names_epoch_and_revision_and_fits_a_header() -> None:
+    registry = InferenceRegistry("rollout", "e")
+    assert etag_of(registry.snapshot()) == '"e-0"'
+    assert etag_of(registry.publish([model()])) == '"e-1"'
+    odd = etag_of(InferenceRegistry("rollout", 'a "b" ü%').snapshot())
+    assert odd == '"a%20%22b%22%20%C3%BC%25-0"'
+    assert odd != etag_of(InferenceRegistry("rollout", "a%20%22b%22%20%C3%BC%25").snapshot())
