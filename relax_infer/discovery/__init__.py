@@ -23,11 +23,11 @@ from relax_infer.discovery.schema import (
 )
 
 if TYPE_CHECKING:
-    from relax_infer.discovery.client import (
-        InferenceClient,
+    from relax_infer.discovery._loops import (
         close_loop_inference_clients,
         generate_with_discovery,
     )
+    from relax_infer.discovery.client import InferenceClient
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -54,4 +54,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.client"), name)
+    module = "client" if name == "InferenceClient" else "_loops"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
