@@ -7,6 +7,9 @@ that workflows can use the rest.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from relax_infer.discovery.aggregate import RoleDiscovery
+from relax_infer.discovery.identity import Generations, engine_id
+from relax_infer.discovery.legacy import legacy_document
 from relax_infer.discovery.registry import InferenceRegistry, etag_of
 from relax_infer.discovery.resolver import InferenceRoutingError, RouteResolver, RouteTarget
 from relax_infer.discovery.schema import (
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Generations",
     "InferenceClient",
     "InferenceRegistry",
     "InferenceRoutingError",
@@ -38,6 +42,7 @@ __all__ = [
     "Policy",
     "ReplicaSnapshot",
     "Role",
+    "RoleDiscovery",
     "RoleSnapshot",
     "RouteMode",
     "RouteResolver",
@@ -46,8 +51,10 @@ __all__ = [
     "State",
     "WeightSource",
     "close_loop_inference_clients",
+    "engine_id",
     "etag_of",
     "generate_with_discovery",
+    "legacy_document",
 ]
 
 

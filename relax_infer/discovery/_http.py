@@ -1,6 +1,7 @@
 """What the client needs of HTTP: addresses, a session, errors that can be pickled."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -41,6 +42,20 @@ def new_session() -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None),
         trust_env=False,
     )
+
+
+@contextmanager
+def speaking_http(address: str) -> Iterator[None]:
+    """Around one request: an answer that is no HTTP is a transport error.
+
+    aiohttp makes it look like a 400 of the server's, and a caller would blame its own request.
+    """
+    try:
+        yield
+    except aiohttp.ClientResponseError as error:
+        raise aiohttp.ClientPayloadError(
+            f"{address} did not answer in HTTP: {error.message}"
+        ) from error
 
 
 async def refuse_error(response: aiohttp.ClientResponse) -> None:

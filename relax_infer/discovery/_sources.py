@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from relax_infer.discovery._http import endpoint_url, refuse_error
+from relax_infer.discovery._http import endpoint_url, refuse_error, speaking_http
 from relax_infer.discovery._reader import Known
 from relax_infer.discovery.resolver import valid_snapshot
 from relax_infer.discovery.schema import RoleSnapshot
@@ -35,9 +35,11 @@ def from_url(role_url: str, session: Callable[[], aiohttp.ClientSession]) -> Fet
     async def fetch(known: Known | None) -> Known:
         tag = None if known is None else known.etag
         headers = {} if tag is None else {"If-None-Match": tag}
-        async with session().get(
-            address, params={"schema": "2"}, headers=headers, allow_redirects=False
-        ) as response:
+        with speaking_http(address):
+            response = await session().get(
+                address, params={"schema": "2"}, headers=headers, allow_redirects=False
+            )
+        async with response:
             if response.status == 304 and known is not None and tag is not None:
                 return known
             await refuse_error(response)

@@ -11,7 +11,13 @@ from typing import Any, Self, cast
 import aiohttp
 
 from relax_infer.discovery._fields import url as valid_url
-from relax_infer.discovery._http import endpoint_url, named, new_session, refuse_error
+from relax_infer.discovery._http import (
+    endpoint_url,
+    named,
+    new_session,
+    refuse_error,
+    speaking_http,
+)
 from relax_infer.discovery._reader import Reading, SnapshotReader
 from relax_infer.discovery._sources import SnapshotProvider, from_provider, from_url
 from relax_infer.discovery.resolver import InferenceRoutingError, RouteResolver, RouteTarget
@@ -244,9 +250,10 @@ class InferenceClient:
         response: aiohttp.ClientResponse | None = None
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._open().post(
-                    address, json=body, headers=sent_headers, allow_redirects=False
-                )
+                with speaking_http(address):
+                    response = await self._open().post(
+                        address, json=body, headers=sent_headers, allow_redirects=False
+                    )
                 await refuse_error(response)
             yield response
         except BaseException:

@@ -54,6 +54,11 @@ class InferenceRegistry:
         with self._lock:
             return self._advance(listed, self._current.routing if routing is None else routing)
 
+    @property
+    def current(self) -> RoleSnapshot:
+        """The snapshot in force: frozen, the same object until something changes. Costs nothing."""
+        return self._current
+
     def snapshot(self) -> dict[str, Any]:
         """The document in force, detached."""
         return self._current.to_dict()

@@ -1,5 +1,4 @@
 import asyncio
-import json
 from typing import Any
 
 import aiohttp
@@ -13,31 +12,11 @@ from relax_infer.discovery import (
     generate_with_discovery,
 )
 from relax_infer.discovery.client import endpoint_url
-from tests.gateway.fakes import Engine, engine, gateway, registry, until
+from tests.discovery.servers import Provider, echo, sent
+from tests.gateway.fakes import engine, gateway, registry, until
 
+INF, NAN = float("inf"), float("nan")
 PAYLOAD = {"text": "x", "model": "m", "route_key": "k", "n": 1}
-
-
-async def echo(request: web.Request, payload: dict[str, Any]) -> web.Response:
-    return web.json_response({"text": "ok"})
-
-
-class Provider:
-    """A role's document that tests change under the client, and how often it was read."""
-
-    def __init__(self, *engines: Engine, **changes: Any) -> None:
-        self.document: Any = registry("genrm", *(e.url for e in engines), **changes)
-        self.reads = 0
-
-    async def __call__(self) -> dict[str, Any]:
-        self.reads += 1
-        if isinstance(self.document, Exception):
-            raise self.document
-        return self.document
-
-
-def sent(upstream: Engine) -> dict[str, Any]:
-    return json.loads(upstream.posts[-1][1])
 
 
 @pytest.mark.parametrize(
@@ -47,8 +26,11 @@ def sent(upstream: Engine) -> dict[str, Any]:
         {"discovery_url": "http://h", "snapshot_provider": Provider()},
         {"discovery_url": "file://h"},
         {"discovery_url": "http://h", "gateway_url": "h"},
-        *({"discovery_url": "http://h", "timeout": t} for t in (0, -1, float("inf"), True, "1")),
-        *({"discovery_url": "http://h", "cache_ttl": t} for t in (-1, None, True)),
+        {"discovery_url": ""},
+        {"discovery_url": "http://h?schema=2"},
+        {"snapshot_provider": registry("genrm")},
+        *({"discovery_url": "http://h", "timeout": t} for t in (0, -1, INF, NAN, True, "1", None)),
+        *({"discovery_url": "http://h", "cache_ttl": t} for t in (-1, NAN, None, True, "1")),
         *({"discovery_url": "http://h", "max_connections": n} for n in (0, -1, True, 1.5, None)),
     ],
 )
@@ -58,7 +40,8 @@ async def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["x", "", "//host/x", "/x?q=1", "/x#f", "http://h/x", "/a b", "/x?", "/\\x"]
+    "path",
+    ["x", "", "//host/x", "/x?q=1", "/x#f", "http://h/x", "/a b", "/x?", "/\\x", "/u:p@h/x"],
 )
 def test_a_path_cannot_lead_elsewhere(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
