@@ -276,3 +276,46 @@ async def test_as_many_requests_are_in_flight_as_connections_were_asked_for() ->
         async with asyncio.timeout(20):
             await asyncio.gather(*(client.generate({"text": str(n)}) for n in range(count)))
     assert len(upstream.posts) == count
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
+async def test_both_chat_paths_reach_a_router_that_nobody_manages(path: str) -> None:
+    """Finding F2, the client's part: an external router, a fixed snapshot, nothing to discover."""
+    async with engine(chunks) as router:
+        fixed = registry("rollout", served_model_name="policy", route_mode="SGLANG_ROUTER",
+                         router_url=router.url)  # fmt: skip
+
+        async def provide() -> dict[str, Any]:
+            return fixed
+
+        async with InferenceClient(snapshot_provider=provide) as client:
+            stream = client.stream(path, {"messages": [], "stream": True})
+            assert b"".join([c async for c in stream]).endswith(b"[DONE]\r\n\r\n")
+            assert sent(router) == {"messages": [], "stream": True, "model": "policy"}
+    async with engine(echo) as router:
+        fixed["models"]["m"]["router_url"] = router.url
+        async with InferenceClient(snapshot_provider=provide) as client:
+            assert await client.chat({"messages": []}) == {"text": "ok"}
+        assert sent(router) == {"messages": [], "model": "policy"}
+
+
+async def test_a_router_hears_of_the_affinity_and_picks_the_replica_itself() -> None:
+    async with engine(echo) as router, engine(echo) as worker:
+        provider = Provider(worker, route_mode="SGLANG_ROUTER", router_url=router.url)
+        async with InferenceClient(snapshot_provider=provider) as client:
+            await client.generate({"text": "x"}, affinity_key="group-7")
+        assert router.posts[0][0]["X-SMG-Routing-Key"] == "group-7"
+        assert worker.posts == []
+
+
+async def test_a_header_of_any_case_is_the_affinity() -> None:
+    async with engine(echo) as one, engine(echo) as other:
+        provider = Provider(one, other, state="READY")
+        provider.document["routing"]["policy"] = "affinity"
+        async with InferenceClient(snapshot_provider=provider) as client:
+            for name in ("X-SMG-Routing-Key", "x-smg-routing-key", "X-SMG-ROUTING-KEY"):
+                await client.generate({"text": "x"}, headers={name: "k"})
+            with pytest.raises(InferenceRoutingError) as caught:
+                await client.generate({"text": "x"})
+        assert caught.value.status_code == 400
+        assert sorted((len(one.posts), len(other.posts))) == [0, 3]

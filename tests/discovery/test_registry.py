@@ -13,16 +13,21 @@ from relax_infer.discovery import (
 )
 
 
+def replica(number: int, **changes: Any) -> ReplicaSnapshot:
+    given = {
+        "engine_id": f"m/replica-{number}",
+        "base_url": "http://engine:1",
+        "state": "READY",
+        "direct_eligible": True,
+        "generation": 1,
+    }
+    return ReplicaSnapshot(**(given | changes))
+
+
 def model(model_id: str = "m", *, generation: int = 1, **changes: Any) -> ModelSnapshot:
     url = changes.pop("base_url", "http://engine:1")
     engines = [
-        ReplicaSnapshot(
-            engine_id=f"{model_id}/replica-{n}",
-            base_url=url,
-            state="READY",
-            direct_eligible=True,
-            generation=generation,
-        )
+        replica(n, engine_id=f"{model_id}/replica-{n}", base_url=url, generation=generation)
         for n in (0, 1)
     ]
     given = {"model_id": model_id, "state": "READY", "route_mode": "DIRECT", "engines": engines}
@@ -55,6 +60,10 @@ def test_the_same_content_in_another_order_is_no_change() -> None:
     "changed",
     [
         model(state="SLEEPING"),
+        model(engines=[model().engines[0], replica(1, state="DRAINING")]),
+        model(engines=model().engines[:1]),
+        model(weight_source="ACTOR", weight_version="1"),
+        model(route_mode="SGLANG_ROUTER", router_url="http://router:1"),
         model(base_url="http://engine:2"),
         model(generation=2),
         model(served_model_name="served"),
@@ -113,6 +122,24 @@ def test_invalidation_forgets_every_state_and_always_advances() -> None:
     assert registry.invalidate()["topology_revision"] == 3
     again = registry.publish([model()])
     assert again == ready | {"topology_revision": 4}
+
+
+def test_another_registry_has_another_epoch_though_the_revisions_match() -> None:
+    one, other = (InferenceRegistry("rollout").publish([model()]) for _ in range(2))
+    assert one["topology_revision"] == other["topology_revision"]
+    assert one["registry_epoch"] != other["registry_epoch"]
+    assert etag_of(one) != etag_of(other)
+
+
+def test_the_current_snapshot_is_one_object_until_something_changes() -> None:
+    registry = InferenceRegistry("rollout", "e")
+    registry.publish([model()])
+    current = registry.current
+    registry.publish([model()])
+    assert registry.current is current
+    assert current.to_dict() == registry.snapshot()
+    registry.publish([model(state="SLEEPING")])
+    assert registry.current is not current
 
 
 def test_revisions_are_unique_under_concurrent_publishing() -> None:
