@@ -1,6 +1,6 @@
 """What the client needs of HTTP: addresses, a session, errors that can be pickled."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import cast
 from urllib.parse import urlsplit
@@ -45,7 +45,7 @@ def new_session() -> aiohttp.ClientSession:
 
 
 @contextmanager
-def speaking_http(address: str) -> Iterator[None]:
+def speaking_http(address: str) -> Generator[None]:
     """Around one request: an answer that is no HTTP is a transport error.
 
     aiohttp makes it look like a 400 of the server's, and a caller would blame its own request.

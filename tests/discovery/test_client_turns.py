@@ -130,6 +130,17 @@ async def test_a_turn_comes_back_however_a_request_ends() -> None:
         assert len(upstream.posts) == 6
 
 
+async def test_a_client_that_was_closed_may_be_used_again() -> None:
+    async with discovery() as role, engine(echo) as upstream:
+        role.publish(upstream)
+        client = InferenceClient(discovery_url=role.role_url)
+        for _ in range(2):
+            assert await client.generate({"text": "x"}) == {"text": "ok"}
+            await client.close()
+            await client.close()
+        assert len(upstream.posts) == 2
+
+
 async def test_a_loop_has_one_client_per_address_and_settings() -> None:
     async with discovery() as role, engine(echo) as upstream:
         role.publish(upstream)

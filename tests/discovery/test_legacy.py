@@ -8,7 +8,7 @@ def replica(engine_id: str, url: str | None, state: str = "READY") -> ReplicaSna
 
 
 def role(**models: dict[str, Any]) -> RoleSnapshot:
-    given = {"state": "READY", "route_mode": "DIRECT"}
+    given: dict[str, Any] = {"state": "READY", "route_mode": "DIRECT"}
     return RoleSnapshot(
         role="rollout",
         registry_epoch="e",

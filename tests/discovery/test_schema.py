@@ -289,6 +289,10 @@ def test_a_model_is_listed_under_its_own_id() -> None:
     wrong["models"]["m"]["model_id"] = "n"
     with pytest.raises(ValueError, match="model_id"):
         RoleSnapshot.from_dict(wrong)
+    with pytest.raises(ValueError, match="model_id"):
+        ModelSnapshot.from_dict(wrong["models"]["m"], "m")
+    with pytest.raises(ValueError, match="Missing model fields: model_id"):
+        ModelSnapshot.from_dict({k: v for k, v in model().to_dict().items() if k != "model_id"})
 
 
 @pytest.mark.parametrize("wrong", [None, [], "x", 2])
