@@ -168,6 +168,17 @@ async def test_a_restart_and_a_sleep_between_two_reads_advance_the_revision() ->
     assert ids == ["math/e9/inner/replica-0", "math/e9/inner/replica-1"]
 
 
+async def test_a_restart_advances_the_revision_of_a_model_without_replicas_too() -> None:
+    pd = Group("e1", engines=[], route_mode="SGLANG_ROUTER", router_url="http://router:1")
+    role = RoleDiscovery("teacher", {"math": pd})
+    first = await role.read()
+    shown, pd.registry = pd.registry.current.models, InferenceRegistry("teacher", "e2")
+    pd.registry.publish(shown)
+    second = await role.read()
+    assert second["models"] == first["models"]
+    assert second["topology_revision"] > first["topology_revision"]
+
+
 async def test_who_asks_while_others_wait_shares_their_next_read() -> None:
     math = Group("e1")
     math.go.clear()

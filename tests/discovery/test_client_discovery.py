@@ -207,6 +207,29 @@ async def test_a_refresh_is_read_after_the_call() -> None:
         assert provider.reads == 2
 
 
+async def test_a_refresh_that_fails_leaves_nothing_that_was_known_before() -> None:
+    async with engine(echo) as upstream:
+        provider = Provider(upstream)
+        async with InferenceClient(snapshot_provider=provider, cache_ttl=60) as client:
+            await client.generate({"text": "x"})
+            provider.document = RuntimeError("down")
+            with pytest.raises(RuntimeError, match="down"):
+                await client.snapshot(refresh=True)
+            with pytest.raises(RuntimeError, match="down"):
+                await client.generate({"text": "x"})
+        assert (provider.reads, len(upstream.posts)) == (3, 1)
+
+
+async def test_a_304_that_nobody_asked_for_confirms_nothing() -> None:
+    async with discovery() as role:
+        role.tags = False
+        async with InferenceClient(discovery_url=role.role_url, cache_ttl=0) as client:
+            await client.snapshot()
+            role.status = 304
+            with pytest.raises(aiohttp.ClientResponseError):
+                await client.snapshot()
+
+
 async def test_a_read_under_way_when_a_request_failed_serves_nobody_later() -> None:
     now = 0.0
 

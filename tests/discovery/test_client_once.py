@@ -190,10 +190,10 @@ async def test_a_reader_that_dawdles_does_not_outlive_the_deadline() -> None:
             await answer.write(b"x" * 65536)
 
     async with engine(steady) as upstream:
-        async with InferenceClient(snapshot_provider=Provider(upstream), timeout=0.3) as client:
+        async with InferenceClient(snapshot_provider=Provider(upstream), timeout=1.0) as client:
             stream = client.stream("/generate", {"rid": "r"})
             assert await anext(stream)
-            await asyncio.sleep(0.5)  # over the deadline, with the next chunk already there
+            await asyncio.sleep(1.2)  # over the deadline, with the next chunk already there
             with pytest.raises(TimeoutError):
                 await anext(stream)
             await until(lambda: upstream.closed == ["r"])

@@ -115,7 +115,7 @@ async def test_a_turn_comes_back_however_a_request_ends() -> None:
     async with engine(hang) as upstream:
         provider = Provider(upstream)
         async with InferenceClient(
-            snapshot_provider=provider, max_connections=1, timeout=0.2
+            snapshot_provider=provider, max_connections=1, timeout=0.5
         ) as client:
             for _ in range(2):
                 with pytest.raises(TimeoutError):

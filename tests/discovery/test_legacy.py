@@ -13,7 +13,10 @@ def role(**models: dict[str, Any]) -> RoleSnapshot:
         role="rollout",
         registry_epoch="e",
         topology_revision=1,
-        models={key: ModelSnapshot(**(given | {"model_id": key} | m)) for key, m in models.items()},
+        models={
+            key: ModelSnapshot.model_validate(given | {"model_id": key} | m)
+            for key, m in models.items()
+        },
     )
 
 

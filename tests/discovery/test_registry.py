@@ -1,4 +1,5 @@
 import threading
+import time
 import uuid
 from typing import Any
 
@@ -8,6 +9,7 @@ from relax_infer.discovery import (
     InferenceRegistry,
     ModelSnapshot,
     ReplicaSnapshot,
+    RoleSnapshot,
     RoutingSpec,
     etag_of,
 )
@@ -142,14 +144,21 @@ def test_the_current_snapshot_is_one_object_until_something_changes() -> None:
     assert registry.current is not current
 
 
-def test_revisions_are_unique_under_concurrent_publishing() -> None:
+def test_revisions_are_unique_under_concurrent_publishing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hesitant(**fields: Any) -> RoleSnapshot:
+        time.sleep(0.0005)  # between a look at the current revision and the next one
+        return RoleSnapshot(**fields)
+
+    monkeypatch.setattr("relax_infer.discovery.registry.RoleSnapshot", hesitant)
     registry = InferenceRegistry("rollout", "e")
     seen: list[int] = []
 
     def publish(start: int) -> None:
         seen.extend(
             registry.publish([model(generation=generation)])["topology_revision"]
-            for generation in range(start, start + 50)
+            for generation in range(start, start + 20)
         )
 
     threads = [threading.Thread(target=publish, args=(n * 100,)) for n in range(4)]
@@ -157,8 +166,8 @@ def test_revisions_are_unique_under_concurrent_publishing() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert registry.snapshot()["topology_revision"] == 200
-    assert sorted(seen) == list(range(1, 201))
+    assert registry.snapshot()["topology_revision"] == 80
+    assert sorted(seen) == list(range(1, 81))
 
 
 def test_an_entity_tag_names_epoch_and_revision_and_fits_a_header() -> None:

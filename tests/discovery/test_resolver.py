@@ -1,7 +1,7 @@
 import hashlib
 import json
-import sys
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -249,24 +249,27 @@ def test_the_role_is_part_of_the_rendezvous() -> None:
     assert chosen[0] != chosen[1]
 
 
+class Hesitant(dict[Any, Any]):
+    """Lets other threads in between a look and what follows from it."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = super().get(key, default)
+        time.sleep(0.0005)
+        return found
+
+
 def test_turns_are_each_taken_once_by_many_threads() -> None:
     snapshot, resolver = role(model("a", replicas=4)), RouteResolver()
-    taken: Counter[str | None] = Counter()
-    lock = threading.Lock()
+    resolver.resolve(snapshot, model="a")
+    resolver._cursors = Hesitant()
+    taken: list[str | None] = []
 
     def take() -> None:
-        mine = Counter(resolver.resolve(snapshot, model="a").engine_id for _ in range(500))
-        with lock:
-            taken.update(mine)
+        taken.extend(resolver.resolve(snapshot, model="a").engine_id for _ in range(10))
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=take) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert set(taken.values()) == {500}
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(Counter(taken).values()) == {10}
