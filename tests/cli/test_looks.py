@@ -17,21 +17,23 @@ from relax_infer.machines import StepPhase
 from tests.cli.conftest import Command, Temporal
 
 
+def shown_rows(text: str) -> list[list[str]]:
+    """Cells of the table that a command printed."""
+    return [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+        for line in text.splitlines()
+        if line.startswith(("│", "┃"))
+    ]
+
+
 def test_a_plan_is_a_picture_of_every_gpu_in_every_phase(command: Command):
     shown = command("plan", "quickstart")
     assert shown.exit_code == 0, shown.output
-    rows = [
-        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
-        for line in shown.stdout.splitlines()
-        if line.startswith(("│", "┃"))
+    assert shown_rows(shown.stdout) == [
+        ["node", "generate, evaluate", "judge", "teach", "train"],
+        ["node 0", "R R", "G ·", "T ·", "A ·"],
     ]
-    assert rows == [
-        ["phase", "GPU 0", "GPU 1"],
-        ["generate, evaluate", "rollout policy #0", "rollout policy #1"],
-        ["judge", "genrm judge #0", "-"],
-        ["teach", "teacher teacher #0", "-"],
-        ["train", "trainer rank 0", "-"],
-    ]
+    assert "R  rollout policy: 2 x 1 GPUs" in shown.stdout
     assert "GPU by GPU: 1, 0.2" in shown.stdout
 
 
@@ -42,32 +44,36 @@ def test_a_plan_as_json_says_the_same(command: Command):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "lines"),
+    ("recipe", "lines", "roles"),
     [
         (
             "split-4x8",
             [
-                ["generate, evaluate", "pool", "0-15", "rollout policy", "4 x 4 GPUs"],
-                ["", "pool", "16-19", "genrm quality", "2 x 2 GPUs"],
-                ["train", "pool", "0-31", "trainer", "32 ranks"],
+                ["node 1", "RRRR RRRR", "AAAAAAAA"],
+                ["node 2", "GG GG GGGG", "AAAAAAAA"],
+                ["node 3", "TTTTTTTT", "AAAAAAAA"],
             ],
+            ["genrm safety: 1 x 4 GPUs", "trainer: 32 ranks"],
         ),
         (
             "decoupled-64x8-pd",
+            [["rollout 0", "RRRRRRRR"], ["teacher 3", "TTTTTTTT"], ["trainer 31", "AAAAAAAA"]],
             [
-                ["inference+train", "rollout", "0-63", "rollout policy", "8 prefill x 8 GPUs"],
-                ["", "trainer", "0-255", "trainer", "256 ranks"],
+                "rollout policy: 8 prefill x 8 GPUs",
+                "rollout policy: 8 decode x 16 GPUs over 2 node",
             ],
         ),
     ],
 )
-def test_a_large_plan_is_a_list_of_who_has_which_gpus(
-    command: Command, recipe: str, lines: list[list[str]]
+def test_a_large_plan_has_a_row_for_every_node(
+    command: Command, recipe: str, lines: list[list[str]], roles: list[str]
 ):
     shown = command("plan", recipe)
     assert shown.exit_code == 0, shown.output
-    rows = [[c.strip() for c in x.strip("│").split("│")] for x in shown.stdout.splitlines()]
+    rows = shown_rows(shown.stdout)
     assert all(line in rows for line in lines), shown.stdout
+    assert len(rows) == 1 + load_recipe(recipe).cluster.gpus // 8
+    assert all(role in shown.stdout for role in roles)
 
 
 def test_config_show_is_the_recipe_with_defaults_and_overrides(command: Command):
