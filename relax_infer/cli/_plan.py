@@ -3,12 +3,14 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from relax_infer.cli._findings import show_findings
 from relax_infer.cli._recipes import Checked
 from relax_infer.placement import InferencePlacementPlan
 from relax_infer.placement.picture import (
@@ -20,6 +22,7 @@ from relax_infer.placement.picture import (
     node_rows,
     phase_title,
 )
+from relax_infer.placement.preflight import Finding
 
 _LISTED = 4
 """GPUs whose reserved shares are listed one by one; of more, the different sums are."""
@@ -27,11 +30,18 @@ _WIDTH = 200
 """Characters of a line where the output is no terminal."""
 
 
-def show_plan(checked: Checked, *, as_json: bool) -> None:
-    """Print it."""
+def show_plan(
+    checked: Checked, *, as_json: bool, findings: Sequence[Finding] | None = None
+) -> None:
+    """Print it, and what was found of the living cluster, if that was looked at."""
     plan = checked.plan
     if as_json:
-        typer.echo(json.dumps(plan.to_dict(), indent=2))
+        document = plan.to_dict()
+        if findings is not None:
+            can_run = all(finding.result != "missing" for finding in findings)
+            listed = [asdict(finding) for finding in findings]
+            document["live"] = {"can_run": can_run, "findings": listed}
+        typer.echo(json.dumps(document, indent=2))
         return
     how = {
         "defer": "roles take turns",
@@ -48,6 +58,8 @@ def show_plan(checked: Checked, *, as_json: bool) -> None:
     for role, text in legend(plan):
         console.print(Text.assemble((LETTERS[role], _style(role)), f"  {text}"))
     typer.echo(f"Reserved with Ray, GPU by GPU: {_reserved(plan)}")
+    if findings is not None:
+        show_findings(findings, as_json=False)
 
 
 def _picture(plan: InferencePlacementPlan) -> Table:

@@ -150,7 +150,7 @@ def _adopt(
 async def _placed(
     run: str, name: str, group: "PlacementGroup", sizes: Mapping[str, int], deadline: float
 ) -> None:
-    """Wait for Ray to reserve the bundles; say what is missing once they cannot come or are late."""
+    """Wait for Ray to reserve the bundles; say what is missing if they cannot come or are late."""
     identity, loop = group.id.hex(), asyncio.get_running_loop()
     look = loop.time() + _LOOK
     while True:

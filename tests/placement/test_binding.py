@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +23,11 @@ from relax_infer.placement import (
     release_pools,
     validate_bound_placement,
 )
+from relax_infer.placement.facts import Wanted
+from relax_infer.placement.live import look_at_cluster
+from relax_infer.placement.preflight import judge
 from tests.placement.conftest import free_in_bundles
-from tests.placement.recipes import document, engine, plan
+from tests.placement.recipes import document, engine, plan, read
 
 pytestmark = [
     pytest.mark.real,
@@ -182,6 +186,24 @@ async def test_an_illegal_layout_is_refused_and_only_a_group_of_our_own_is_remov
     assert find_pool("run-8") is not None
     for run in ("run-8", "run-9"):
         await release_pools(run)
+
+
+async def test_a_living_cluster_describes_every_node(tmp_path: Path) -> None:
+    asked = Wanted(store=tmp_path.as_uri(), models=(str(tmp_path),), ports=8)
+    recipe = read(WIDE, train__ranks=1)
+    made = plan(WIDE)
+    found = await look_at_cluster(asked)
+    assert [n.free_bundles for n in found.nodes] == [8, 8]
+    assert not found.accelerators
+    assert all(node.silent is None and node.models == {str(tmp_path): 0} for node in found.facts)
+    assert [f.name for f in judge(recipe, made, asked, found) if f.result == "missing"] == []
+    await bind_pool("run-1", 4, 60)
+    held = await look_at_cluster(asked)
+    assert held.groups == ("relax-run-1.pool",)
+    assert sorted(n.free_bundles for n in held.nodes) == [4, 8]
+    (busy,) = [f for f in judge(recipe, made, asked, held) if f.result == "missing"]
+    assert "held by relax-run-1.pool" in busy.text
+    await release_pools("run-1")
 
 
 @pytest.mark.parametrize("what", ["a probe that fails", "a node that is gone"])
