@@ -221,6 +221,26 @@ async def test_a_probe_that_fails_gives_the_group_back(
     assert find_pool("run-10") is None
 
 
+async def test_a_binding_that_is_cancelled_gives_the_group_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_work = asyncio.Event()
+
+    async def hangs(*_: object) -> list[BundleBinding]:
+        at_work.set()
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(binding, "probe_bundles", hangs)
+    bind = asyncio.create_task(bind_pool("run-10", 1, 30))
+    await at_work.wait()
+    assert find_pool("run-10") is not None
+    bind.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await bind
+    assert find_pool("run-10") is None
+
+
 async def test_a_node_that_dies_while_its_bundles_are_probed_is_named_in_time(
     two_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
