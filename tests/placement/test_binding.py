@@ -111,6 +111,7 @@ async def test_a_pool_that_others_hold_names_them_and_may_be_tried_again(
     assert find_pool("run-5") is None
     assert find_pool("run-4") is not None
     await release_pool("run-4")
+    monkeypatch.undo()
     assert len(await bind_pool("run-5", 2, 60)) == 2
     await release_pool("run-5")
 
