@@ -44,8 +44,13 @@ async def release_pools(run: str, timeout: float = 60.0) -> None:
     Raises:
         TransientError: one was still there after ``timeout`` seconds.
     """
-    names = pool_name(run, "")
-    await remove_groups(lambda identity, entry: entry["name"].startswith(names), timeout)
+    prefix = pool_name(run, "")
+
+    def mine(identity: str, entry: dict[str, Any]) -> bool:
+        name: str = entry["name"]  # "relax-a.b.pool" is none of run "a"
+        return name.startswith(prefix) and "." not in name.removeprefix(prefix)
+
+    await remove_groups(mine, timeout)
 
 
 async def release_pool(run: str, timeout: float = 60.0) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relax_infer.contracts.failures import PermanentError, TransientError
-from relax_infer.placement import binding
+from relax_infer.placement import binding, pools
 from relax_infer.placement.room import NodeRoom
 from tests.placement.test_room import node
 
@@ -78,3 +78,15 @@ def test_a_found_group_is_adopted_only_if_its_bundles_are_those_of_a_pool() -> N
         binding._adopt(
             "run", "pool", GROUP, 16, {"bundles": {0: good["bundles"][0], 1: {"CPU": 1}}}
         )
+
+
+async def test_only_the_runs_own_pools_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+
+    async def remove(mine: Any, timeout: float) -> None:
+        names = ("relax-a.pool", "relax-a.trainer", "relax-a.b.pool", "relax-ab.pool", "other", "")
+        chosen.extend(name for name in names if mine("g", {"name": name}))
+
+    monkeypatch.setattr(pools, "remove_groups", remove)
+    await pools.release_pools("a")
+    assert chosen == ["relax-a.pool", "relax-a.trainer"]
