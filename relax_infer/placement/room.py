@@ -1,5 +1,6 @@
 """Whether a cluster's nodes have room for bundles, and which bundle lacks what on which node."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -105,7 +106,7 @@ def _spread(
     pools: dict[str, list[BundleBinding]] = {}
     for pool, size in plan.pool_sizes:
         rows = best_rows(size, left.values(), per_node)
-        taken = {node: sum(row.node_id == node for row in rows) for node in left}
+        taken = Counter(row.node_id for row in rows)
         pools[pool] = [r.model_copy(update={"gpu_id": r.gpu_id + used[r.node_id]}) for r in rows]
         for node, count in taken.items():
             used[node] += count
