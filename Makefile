@@ -10,12 +10,13 @@
 #   make up / make down   the local stack in .relax
 #   make diagrams         docs/state-machines.md from the transition tables
 #   make reference        docs/recipe.md from the typed recipe
+#   make pictures         docs/placement/*.svg from the shipped recipes
 
 SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference
+.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference pictures
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -105,3 +106,6 @@ diagrams: install
 
 reference: install
 	$(BIN)/python -m relax_infer.config.reference docs/recipe.md
+
+pictures: install
+	$(BIN)/python -m relax_infer.placement docs/placement

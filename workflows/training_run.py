@@ -44,6 +44,7 @@ from workflows._premises import (
 )
 from workflows._visible import (
     attributes,
+    placement_rows,
     show_details,
     show_reward,
     show_run,
@@ -85,6 +86,7 @@ class TrainingRun:
         self._restarts = 0
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
+        self._bound = False
         if start.carried is not None:
             self._take_over(start.carried)
 
@@ -318,6 +320,7 @@ class TrainingRun:
         self._show("binds GPUs")
         bound = await BIND_PLACEMENT(self._plan, summary="bind GPUs")
         plan = self._plan = bound.plan
+        self._bound = True
         await start_lease(plan)
         await start_roles(plan)
         self._show("brings up router, gateway and TransferQueue")
@@ -384,8 +387,10 @@ class TrainingRun:
         """Say why, take down what was brought up, end FAILED."""
         self._error = text_of(error)
         self._show(f"cannot start: {self._error}; takes down what was brought up")
-        if self._plan is not None:
+        if self._bound:
             await self._in_peace(self._take_down())
+        elif self._plan is not None:  # no lease, role or server was begun: nobody could be asked
+            await self._in_peace(RELEASE_PLACEMENT(self._plan.run, summary="placement group"))
         self._move(RunEvent.GAVE_UP, f"could not start: {self._error}")
 
     @staticmethod
@@ -457,6 +462,8 @@ class TrainingRun:
             (f"step {p.step}", f"reward {_shown(p.reward)}, accuracy {_shown(p.accuracy)}")
             for p in self._progress[-5:]
         ]
+        if self._plan is not None:
+            rows += placement_rows(self._plan)
         text = f"**{self._state}**: {doing}"
         if self._state is RunState.BLOCKED:
             text += (
