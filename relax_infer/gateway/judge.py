@@ -146,8 +146,9 @@ def read_tokenizer(model: str, folder: Path) -> Tokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # whatever stands in the folder
+        told = " ".join(str(error).split())
         raise PermanentError(
-            f"the tokenizer of {model} cannot be read from {folder}: {error}",
+            f"the tokenizer of {model} cannot be read from {folder}: {told}",
             cure="Name the folder of the model's checkpoint, with tokenizer.json in it.",
         ) from error
     if not getattr(tokenizer, "chat_template", None):
