@@ -9,7 +9,7 @@
 #   make bench            what the control plane itself costs
 #   make up / make down   the local stack in .relax
 #   make diagrams         docs/state-machines.md from the transition tables
-#   make reference        docs/recipe.md from the typed recipe
+#   make reference        docs/recipe.md from the typed recipe, docs/openapi.json from the routes
 
 SHELL := /bin/bash
 .ONESHELL:
@@ -105,3 +105,4 @@ diagrams: install
 
 reference: install
 	$(BIN)/python -m relax_infer.config.reference docs/recipe.md
+	$(BIN)/python -m relax_infer.gateway.openapi docs/openapi.json

@@ -1,7 +1,9 @@
 """From a backend's response to what the caller gets: a whole answer, a stream, or an error."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -10,6 +12,8 @@ from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._headers import to_caller
 from relax_infer.gateway._payload import is_json
 
+_seen: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
+"""Ends of connections whose errors are looked at."""
 _ERROR_BODY = 65536
 """Bytes of an upstream error's body that are passed on."""
 
@@ -38,6 +42,8 @@ class Exchange:
     """A backend was or is being asked."""
     finished: bool = False
     """The backend has answered and has nothing more to do for this request."""
+    unwatch: Callable[[], object] | None = None
+    """Stops looking whether the backend hangs up."""
 
 
 async def answer_of(
@@ -45,9 +51,12 @@ async def answer_of(
 ) -> Answer:
     """The response as it came; a stream's first chunk is awaited.
 
+    ``exchange.upstream`` is the response already, so that every way out gives it back.
+
     Raises:
         GatewayError: an error status with the backend's own text, or 502.
     """
+    _notice_hang_up(response, exchange)
     if not 200 <= response.status < 300:
         raise await _upstream_error(response, exchange)
     if stream:
@@ -57,6 +66,35 @@ async def answer_of(
     if not is_json(body):
         raise GatewayError(502, "Inference backend did not answer JSON")
     return Answer(response.status, to_caller(response.raw_headers, buffered=True), body)
+
+
+def _notice_hang_up(response: aiohttp.ClientResponse, exchange: Exchange) -> None:
+    """Fail a read that waits on a connection that is gone.
+
+    After a chunk that cannot be parsed aiohttp closes the connection and tells nobody who reads.
+    """
+    protocol = None if response.connection is None else response.connection.protocol
+    closed = None if protocol is None else protocol.closed
+    if closed is None:
+        return
+
+    if closed not in _seen:
+        _seen.add(closed)
+        closed.add_done_callback(_see)
+
+    def fail(_: object) -> None:
+        content = response.content
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection was lost"))
+
+    closed.add_done_callback(fail)
+    exchange.unwatch = lambda: closed.remove_done_callback(fail)
+
+
+def _see(closed: asyncio.Future[None]) -> None:
+    """An error that nobody asks for would be logged by asyncio."""
+    if not closed.cancelled():
+        closed.exception()
 
 
 async def stream_of(response: aiohttp.ClientResponse, exchange: Exchange) -> Answer:

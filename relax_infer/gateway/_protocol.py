@@ -21,6 +21,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _head_begun = False
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+    _why: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,6 +48,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_begun = False
         if self._head_timer is not None:
             self._stop_timer()
+        if self.parser.should_upgrade():
+            self._why = "Upgrade is not served here; send the request without it"
+            raise ValueError(self._why)  # the parser would take the body for another protocol
         super().on_headers_complete()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -54,7 +58,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
+        self._refuse(400, self._why or msg)
 
     def _watch_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
@@ -73,8 +77,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if self.transport is None or self.transport.is_closing():
             return
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if not answering:  # else these bytes would stand in the middle of another answer
+        cycle = self.cycle
+        begun = cycle is not None and cycle.response_started and not cycle.response_complete
+        if not begun and not self.pipeline:  # else these bytes would stand within another answer
             self.transport.write(_answer(status, detail))
         self.transport.close()
 

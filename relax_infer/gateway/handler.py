@@ -113,6 +113,8 @@ class InferenceGatewayHandler:
     def end(self, exchange: Exchange) -> None:
         """Give the connection back; unless the backend has answered, abort the request."""
         response = exchange.upstream
+        if exchange.unwatch is not None:
+            exchange.unwatch()
         if response is not None:
             if response.content.at_eof():
                 response.release()

@@ -136,15 +136,13 @@ def read_tokenizer(model: str, folder: Path) -> Tokenizer:
     Raises:
         PermanentError: there is none, or it has no template.
     """
-    from transformers import AutoTokenizer  # seconds to import, and only for messages
-
     if not folder.is_dir():
         raise PermanentError(
             f"the tokenizer of {model}: {folder} is no folder.",
             cure="Name the folder of the model's checkpoint.",
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = _from_folder(folder)
     except Exception as error:  # whatever stands in the folder
         told = " ".join(str(error).split())
         raise PermanentError(
@@ -157,6 +155,17 @@ def read_tokenizer(model: str, folder: Path) -> Tokenizer:
             cure="Messages need one; callers may send input_ids instead.",
         )
     return tokenizer
+
+
+def _from_folder(folder: Path) -> Any:
+    """Imported here: seconds, and only for messages; the second way imports torch as well."""
+    if (folder / "tokenizer.json").exists():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def request_of(payload: Mapping[str, Any], rids: Sequence[str]) -> RawRequest:

@@ -91,7 +91,7 @@ def _operation(role: Role, route: RoleRoute) -> _Json:
 
 
 def _data(schema: str, answer: _Json) -> _Json:
-    streamed = {"text/event-stream": {"schema": {"type": "string"}}}
+    streamed: _Json = {"text/event-stream": {}}
     ok = _json_answer("The backend's answer, unchanged", answer)
     ok["content"] |= streamed
     headers = [_header(name, "Passed on to the backend") for name in _HELD_BACK]

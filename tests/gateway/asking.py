@@ -1,6 +1,7 @@
 """Asking a gateway over real HTTP, by a client and by hand."""
 
 import asyncio
+import io
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ async def ask(
     """One request with a client of its own; a payload that is not bytes is sent as JSON."""
     sent = dict(headers or {})
     data = payload
-    if payload is not None and not isinstance(payload, bytes):
+    if payload is not None and not isinstance(payload, bytes | io.BytesIO):
         data = json.dumps(payload).encode()
         sent.setdefault("Content-Type", "application/json")
     async with (
