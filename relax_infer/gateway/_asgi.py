@@ -18,25 +18,19 @@ class ClientGone(Exception):
     """The caller disconnected before its request was read."""
 
 
-class BodyTooLarge(Exception):
-    """The request body is larger than what is taken."""
-
-
-async def read_body(receive: Receive, limit: int = 2**31) -> bytes:
-    """The whole request body; raises :class:`ClientGone` and :class:`BodyTooLarge`."""
+async def read_body(receive: Receive, limit: int = 2**31) -> bytes | None:
+    """The whole request body; None when it is larger than ``limit``; raises ClientGone."""
     event = await receive()
     if event["type"] == "http.request" and not event.get("more_body"):
         body = event.get("body", b"")
-        if len(body) > limit:
-            raise BodyTooLarge
-        return body
+        return body if len(body) <= limit else None
     parts = bytearray()
     while True:
         if event["type"] == "http.disconnect":
             raise ClientGone
         parts += event.get("body", b"")
         if len(parts) > limit:
-            raise BodyTooLarge
+            return None
         if not event.get("more_body"):
             return bytes(parts)
         event = await receive()

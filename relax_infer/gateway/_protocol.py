@@ -48,7 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_begun = False
         if self._head_timer is not None:
             self._stop_timer()
-        if self.parser.should_upgrade():
+        if self.parser is not None and self.parser.should_upgrade():
             self._why = "Upgrade is not served here; send the request without it"
             raise ValueError(self._why)  # the parser would take the body for another protocol
         super().on_headers_complete()

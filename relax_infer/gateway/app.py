@@ -17,7 +17,6 @@ from relax_infer.gateway._answers import Answer, Exchange
 from relax_infer.gateway._asgi import (
     JSON,
     App,
-    BodyTooLarge,
     ClientGone,
     Headers,
     Receive,
@@ -192,33 +191,39 @@ async def _answer(
     work: Work, scope: Scope, receive: Receive, send: Send, exchange: Exchange, limits: Limits
 ) -> int:
     """The status that the caller got."""
-    try:
-        body = await _body(scope, receive, limits)
-    except ClientGone:
-        return CALLER_LEFT
-    except GatewayError as error:
-        return await _refuse(scope, send, error)
     task = asyncio.current_task()
     assert task is not None
-    watcher = asyncio.create_task(_watch(receive, task))
+    watcher: asyncio.Task[None] | None = None
     started = 0
     try:
-        async with asyncio.timeout(limits.timeout):
+        # One clock for both: first the body has its time, then the answer.
+        async with asyncio.timeout(limits.body_seconds) as clock:
+            body = await _body(scope, receive, limits)
+            watcher = asyncio.create_task(_watch(receive, task))
+            clock.reschedule(task.get_loop().time() + limits.timeout)
             answer = await work(body, scope["headers"], exchange)
             del body  # held no longer than its backend needs it
             started = answer.status
             await _send(send, answer)
             return started
+    except ClientGone:
+        return CALLER_LEFT
     except GatewayError as error:
-        failure = error
+        # Not the error itself: its traceback would keep this frame, and the body, until a
+        # collection of garbage.
+        failure = GatewayError(error.status, error.detail, error.headers)
     except TimeoutError:
-        failure = GatewayError(504, "Inference request timed out")
+        if watcher is None:
+            failure = GatewayError(408, "Request body did not come in time", (_HANG_UP,))
+        else:
+            failure = GatewayError(504, "Inference request timed out")
     except asyncio.CancelledError:
-        if watcher.done() and not watcher.cancelled():
+        if watcher is not None and watcher.done() and not watcher.cancelled():
             return CALLER_LEFT
         raise
     finally:
-        watcher.cancel()
+        if watcher is not None:
+            watcher.cancel()
     if started:
         # Too late for a status; hanging up without an end tells the caller.
         log.warning("%s: answer broken off: %s", scope["path"], failure)
@@ -227,19 +232,17 @@ async def _answer(
 
 
 async def _body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """Raises GatewayError: 413, 408; ClientGone."""
+    """Raises GatewayError: 413; ClientGone."""
     length = int(header(scope, b"content-length") or 0)
-    too_large = f"Request body is larger than {limits.body_bytes} bytes"
+    too_large = "Request body is larger than {} bytes"
     if length > limits.body_bytes:
         polite = length <= _READ_AND_DROP * limits.body_bytes
-        raise GatewayError(413, too_large, () if polite else (_HANG_UP,))
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            return await read_body(receive, limits.body_bytes)
-    except BodyTooLarge:
-        raise GatewayError(413, too_large, (_HANG_UP,)) from None
-    except TimeoutError:
-        raise GatewayError(408, "Request body did not come in time", (_HANG_UP,)) from None
+        text = too_large.format(limits.body_bytes)
+        raise GatewayError(413, text, () if polite else (_HANG_UP,))
+    body = await read_body(receive, limits.body_bytes)
+    if body is None:
+        raise GatewayError(413, too_large.format(limits.body_bytes), (_HANG_UP,))
+    return body
 
 
 async def _watch(receive: Receive, work: asyncio.Task[None]) -> None:

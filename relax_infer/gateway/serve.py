@@ -232,6 +232,7 @@ def make_server(app: App) -> _Server:
             lifespan="on",
             access_log=False,
             log_config=None,
+            proxy_headers=False,  # who calls plays no part here
             server_header=False,
             date_header=False,
             backlog=1024,
