@@ -41,7 +41,11 @@ class Reads:
             except GatewayError as error:
                 status, body = error.status, json.dumps({"detail": error.detail}).encode()
                 headers = (JSON, *error.headers)
-            await reply_bytes(send, status, body, headers)
+            if status == 304:  # has no body, and so no length of one
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                await reply_bytes(send, status, body, headers)
 
         return route
 

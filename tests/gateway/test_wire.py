@@ -263,6 +263,44 @@ async def test_an_error_status_of_a_stream_is_an_ordinary_error_and_closes_once(
         assert upstream.aborts == []
 
 
+@pytest.mark.parametrize("fails_at", ["http.response.start", "http.response.body"])
+async def test_a_server_that_cannot_send_on_closes_the_backend_once(fails_at: str) -> None:
+    """The ASGI server fails, before the first chunk or at it."""
+    from relax_infer.gateway import RegistryIntake, create_gateway_app
+    from tests.gateway.fakes import registry
+
+    intake = RegistryIntake()
+    app = create_gateway_app(intake)
+    body = json.dumps(STREAM).encode()
+    events = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, object]:
+        if events:
+            return events.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(event: dict[str, object]) -> None:
+        if event["type"] == fails_at:
+            raise OSError("the server is broken")
+
+    async with wire(Say(CHUNKED, chunk(b"data: 1\n\n"), None)) as upstream:
+        intake.offer("teacher", 1, registry("teacher", upstream.url))
+        scope = {"type": "http", "method": "POST", "path": "/teacher/generate", "headers": []}
+        with pytest.raises(OSError, match="the server is broken"):
+            await app(scope, receive, send)
+        await until(lambda: upstream.closed == 1 and upstream.aborts == ["r"])
+        stopped = iter([{"type": "lifespan.shutdown"}])
+
+        async def shutdown() -> dict[str, object]:
+            return next(stopped)
+
+        async def ignore(event: dict[str, object]) -> None:
+            return
+
+        await app({"type": "lifespan"}, shutdown, ignore)
+
+
 @pytest.mark.parametrize("payload", [PLAIN, STREAM])
 async def test_an_answer_that_ended_normally_closes_nothing_and_its_connection_is_used_again(
     payload: dict[str, object],
