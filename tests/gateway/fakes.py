@@ -157,8 +157,8 @@ class Gateway:
         return int(self.url.rpartition(":")[2])
 
     def publish(self, role: str, *engines: str, term: int = 1, **changes: Any) -> dict[str, Any]:
-        """Offer a registry of one model ``m`` with these replicas; through a router for rollout."""
-        document = registry(role, *engines, **changes)
+        """Offer a registry of one model ``m`` with these replicas, known there as ``served``."""
+        document = registry(role, *engines, **({"served_model_name": "served"} | changes))
         self.intake.offer(role, term, document)
         return document
 
@@ -176,7 +176,6 @@ def registry(role: str, *engines: str, **changes: Any) -> dict[str, Any]:
         "state": "READY",
         "route_mode": "DIRECT",
         "engines": replicas,
-        "served_model_name": "served",
     }
     routing = RoutingSpec(default_model="m", route_key_map={"k": "m"}, aliases={"alias": "m"})
     return InferenceRegistry(role, "epoch").publish([ModelSnapshot(**(given | changes))], routing)
