@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relax_infer.config import reference
+from relax_infer.gateway import openapi
 from relax_infer.machines import diagrams
 from relax_infer.placement.__main__ import pictures
 
@@ -17,6 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("state-machines.md", diagrams.page, "diagrams"),
         ("recipe.md", reference.page, "reference"),
+        ("openapi.json", openapi.page, "reference"),
     ],
 )
 def test_a_generated_page_is_current(name: str, page: Callable[[], str], target: str):
