@@ -153,6 +153,10 @@ class LeaseBook:
         """Advance one role's lease by what was confirmed, proved, or went wrong."""
         self._move(role, event, at, reason=reason)
 
+    def explain(self, role: str, reason: str) -> None:
+        """Why a BLOCKED role is still so."""
+        self.roles[role] = self.roles[role].model_copy(update={"reason": reason})
+
     def begin_batch(self, batch: str) -> None:
         self.batch = BatchRecord(batch=batch, state=BATCH.initial)
 

@@ -23,27 +23,6 @@ class Fault(NamedTuple):
 
 
 FAULTS_OF_THE_RULES: dict[str, Fault] = {
-    # A recovery that was to rebuild stops within the grant (``ends_grant`` False). When it is
-    # ABANDONED instead, nobody ends the token at its engine, whose actor was ended by the stop.
-    "an-abandoned-rebuild-does-not-end-its-token": Fault(
-        Config(
-            roles=THREE,
-            faults=3,
-            allow=frozenset({"late_unended"}),
-            only=frozenset({"answer", "late"}),
-        )
-    ),
-    # GroupBook.usable leaves out what was given up: an offload or a stop does not reach it, and a
-    # launch of the recovery that comes late is admitted under the token that did not end there.
-    "a-replica-that-was-given-up-is-launched-late": Fault(
-        Config(
-            roles=THREE,
-            replicas=2,
-            faults=3,
-            allow=frozenset({"late_launch_given_up"}),
-            only=frozenset({"answer", "late"}),
-        )
-    ),
     # EngineLifecycle._take_word: a host that cannot be reached is believed to be gone, and its
     # engine has ended nothing; what was on its way there loads after the next grant was given.
     "a-host-that-was-given-up-comes-back": Fault(
@@ -77,13 +56,5 @@ FAULTS_OF_THE_RULES: dict[str, Fault] = {
             without=frozenset({"again"}),
         ),
         check=None,
-    ),
-    # GpuLease._reconcile_once: after a release whose answer came late the evidence is not read.
-    "the-evidence-of-a-late-release-is-not-read": Fault(
-        Config(
-            roles=THREE,
-            allow=frozenset({"memory_not_freed"}),
-            only=frozenset({"answer", "timeout"}),
-        )
     ),
 }

@@ -177,19 +177,8 @@ def _named(zombie: Zombie) -> tuple[str, ...]:
 def _may_come(config: Config, state: State, name: str, zombie: Zombie) -> bool:
     """Left out, unless allowed: what the present rules do not stop; see ``test_model.py``."""
     role = state.roles[config.roles.index(name)]
-    engine = role.engines[zombie.replica]
     if zombie.kind not in ("onload", "launch"):
         return True
     if name == "trainer":
         return True
-    if zombie.replica in role.group.given_up:
-        return f"late_{zombie.kind}_given_up" in config.allow
-    unended = engine.seen == zombie.token and not engine.ended
-    over = dict(role.group.records).get(zombie.replica) is ReplicaState.DEAD or any(
-        recovery.replica == zombie.replica and course(recovery).result is not None
-        for recovery in role.group.recoveries
-    )
-    later = role.group.fence is not None and role.group.fence > zombie.token
-    if unended and engine.state is ReplicaState.DEAD and (over or later):
-        return "late_unended" in config.allow
-    return True
+    return zombie.replica not in role.group.out_of_reach or "host_is_lost" in config.allow

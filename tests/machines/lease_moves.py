@@ -209,6 +209,8 @@ class LeaseMoves(WorkingCopy):
         if now.state is not LeaseState.BLOCKED or now.token != token:
             return
         if what in ("SLEEPING", "STOPPED"):
+            if self._doubts(name):
+                return
             self._record(name, LeaseEvent.RELEASE_PROVED)
         elif what == "READY":
             self._record(name, LeaseEvent.ACTIVE_PROVED)
@@ -221,7 +223,8 @@ class LeaseMoves(WorkingCopy):
         if refused := books.refusal(book, "resolve", role=name, confirm_released=True, **PERSON):
             raise Violation(f"a person cannot resolve a BLOCKED lease: {refused}")
         self._end_what_holds(name)
-        self.state = self.state._replace(resolving=(name, "abandon" if abandon else ""))
+        told = "told" if self._role(name).doubted else ""
+        self.state = self.state._replace(resolving=(name, "abandon" if abandon else "", told))
         token = self.state.book.lease(name).token
         if name == "trainer":
             said = self._trainer(trainer_forget)
@@ -234,7 +237,7 @@ class LeaseMoves(WorkingCopy):
         token = self.state.book.lease(name).token
         assert token is not None
         self._each_engine(name, 0, lambda e: e.with_closed(token))
-        self.state = self.state._replace(resolving=(name, ""))
+        self.state = self.state._replace(resolving=(name, "", ""))
         self._heard_resolution(name, token, Answer(True, state="SLEEPING"))
 
     def on_resolve_and_abandon(self, name: str) -> None:
@@ -242,12 +245,15 @@ class LeaseMoves(WorkingCopy):
 
     def _heard_resolution(self, name: str, token: Token | None, answer: Answer) -> None:
         """Mirrors ``GpuLease._resolve_role`` after its await."""
-        _, abandon = self.state.resolving
+        _, abandon, told = self.state.resolving
         self.state = self.state._replace(resolving=())
         if not answer.ok:
             return
         now = self.state.book.lease(name)
         if now.state is LeaseState.BLOCKED and now.token == token:
+            asleep = answer.state in ("SLEEPING", "STOPPED")
+            if asleep and not told and self._doubts(name):
+                return
             self._set_role(name, self._role(name)._replace(doubted=False))
             if answer.state in ("SLEEPING", "STOPPED"):
                 self._record(name, LeaseEvent.RESOLVED_BY_OPERATOR)
@@ -479,9 +485,10 @@ class LeaseMoves(WorkingCopy):
     def _doubts(self, name: str) -> bool:
         """Mirrors ``GpuLease._judge``: the evidence tells whether something is still held."""
         role: Role = self._role(name)
-        if role.holding:
+        if role.holding and "memory_not_freed" in self.config.allow:
             self._set_role(name, role._replace(doubted=True))
-        return role.holding
+            return True
+        return False
 
     def _late_answer(self, name: str) -> None:
         lease = self.state.book.lease(name)

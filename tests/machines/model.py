@@ -105,7 +105,8 @@ class State(NamedTuple):
     held_back: tuple[tuple[str, ...], ...] = ()
     """Answers of probes that the lease has not heard yet: role, what, and the token asked about."""
     resolving: tuple[str, ...] = ()
-    """The role that a person's word is being carried to, and whether the batch is abandoned."""
+    """The role that a person's word is being carried to, whether the batch is abandoned, and
+    whether the person was told that the evidence contradicts a release."""
 
 
 @dataclass(frozen=True)

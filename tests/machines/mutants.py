@@ -66,6 +66,11 @@ DEEP = (
     Config(roles=_TWO, faults=2, replicas=2, only=frozenset({"request_lost", "late"})),
 )
 """From small to large; a mutant that survives all of both survives."""
+THREE_FAULTS = (
+    Config(roles=_TWO, faults=3, only=frozenset({"answer", "late"})),
+    Config(roles=_TWO, faults=3, replicas=2, only=frozenset({"answer", "late"})),
+)
+"""For mutants that only these can catch."""
 
 
 @contextmanager
@@ -332,6 +337,24 @@ def _holds_once_resident(self: Any) -> None:
         self.resident = self.holds = True
 
 
+async def _sleeps_with_its_token(self: EngineLifecycle) -> None:
+    self._in_use = False
+    if self._book.holding:
+        await _PUT_TO_SLEEP(self)
+    elif not self._book.failed:
+        self._book.move(GroupEvent.SLEEP_PROVED)
+
+
+_PUT_TO_SLEEP = EngineLifecycle._put_to_sleep
+
+
+async def _believes_in_sleep(self: EngineLifecycle, operation: Any, *_: Any) -> Any:
+    if self._book.state is GroupState.BLOCKED:
+        self._book.move(GroupEvent.SLEEP_PROVED)
+    self._book.fence.end()
+    return self._result()
+
+
 async def _lets_go_and_keeps_its_token(self: TrainerActor, op: Any) -> Any:
     report = await self._offload(op)
     self._fence.ended = False
@@ -375,6 +398,11 @@ ENGINE_GUARDS: dict[str, Mutate] = {
     "losses-are-not-mended": replaced(EngineLifecycle, "_mend", _nothing),
     "trainer-orphan-is-not-doubted": ignored(TrainerActor, "_doubt"),
     "trainer-orphan-is-not-looked-for": ignored(trainer._Device, "check_gone"),
+    "a-group-goes-to-sleep-with-its-token": replaced(
+        EngineLifecycle, "_put_to_sleep", _sleeps_with_its_token
+    ),
+    "a-sleep-is-believed": replaced(EngineLifecycle, "_prove_sleep", _believes_in_sleep),
+    "what-was-given-up-is-not-asked-to-let-go": replaced(GroupBook, "askable", GroupBook.usable),
     "a-probe-leaves-the-trainer-its-token": replaced(
         TrainerActor, "_settle", _lets_go_and_keeps_its_token
     ),

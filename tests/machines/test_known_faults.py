@@ -29,12 +29,16 @@ def test_a_stop_ends_the_token_where_a_launch_failed():
     assert engine.ended
 
 
-@fault
 def test_a_probe_looks_at_what_was_given_up():
     """A group of which everything was given up says that it sleeps, whatever its engines say."""
     group = Group(GroupState.SLEEPING, ((0, ReplicaState.DEAD),), _TOKEN, given_up=(0,))
     seen = (Report(ReplicaState.READY, _TOKEN),)
-    turn = advance(Work("probe", _TOKEN, group, results=(seen,)), 1, ())
+    work = Work("probe", _TOKEN, group, results=(seen,))
+    turn = advance(work, 1, ())
+    assert turn.call is not None
+    assert (turn.call.kind, turn.call.replicas, turn.call.ends) == ("offload", (0,), True)
+    refused = (Report(ReplicaState.FAILED, _TOKEN, error=True),)
+    turn = advance(work._replace(results=(seen, refused)), 1, ())
     assert turn.answer is not None
     assert turn.answer.state != "SLEEPING"
 

@@ -19,6 +19,7 @@ from tests.machines.mutants import (
     LEASE_GUARDS,
     MACHINES,
     SHALLOW,
+    THREE_FAULTS,
     Edge,
     Mutate,
     fresh,
@@ -82,6 +83,11 @@ NEEDS_TWO_FAULTS = frozenset(
 """Mutants for which the shallow searches would be tried in vain."""
 
 
+NEEDS_THREE_FAULTS = frozenset(
+    {"a-group-goes-to-sleep-with-its-token", "what-was-given-up-is-not-asked-to-let-go"}
+)
+
+
 def _name(machine: Machine[Any, Any], edge: Edge) -> str:
     return f"{machine.name} {edge[0]} on {edge[1]}"
 
@@ -97,7 +103,8 @@ def _each_edge(attribute: str) -> list[Any]:
 
 def _is_noticed(name: str, mutate: Mutate) -> None:
     deep = () if name in SURVIVORS else DEEP
-    caught = what_catches(mutate, DEEP if name in NEEDS_TWO_FAULTS else (*SHALLOW, *deep))
+    searches = DEEP if name in NEEDS_TWO_FAULTS else (*SHALLOW, *deep)
+    caught = what_catches(mutate, THREE_FAULTS if name in NEEDS_THREE_FAULTS else searches)
     print(f"\n{name}: {caught}")
     if name in SURVIVORS:
         assert caught is None, f"{name} is noticed now: {caught}"

@@ -140,6 +140,7 @@ class Group(NamedTuple):
     ended: bool = False
     given_up: tuple[int, ...] = ()
     in_use: bool = False
+    out_of_reach: tuple[int, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     """At work, in the order in which they began."""
 
