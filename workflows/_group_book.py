@@ -53,7 +53,7 @@ class GroupBook:
 
     @property
     def askable(self) -> tuple[int, ...]:
-        """Replicas that let go with the group: also what was given up may have been launched late."""
+        """Replicas that let go with the group, those given up too: a launch may have come late."""
         return tuple(k for k in range(self.spec.replicas) if k not in self.out_of_reach)
 
     @property
@@ -202,6 +202,11 @@ class GroupBook:
         if REPLICA.allows(self.replicas[report.replica].state, ReplicaEvent.DEATH_NOTICED):
             self._advance(report.replica, ReplicaEvent.DEATH_NOTICED, report)
 
+    def unknown(self, replica: int, why: str) -> ReplicaReport:
+        """In the place of an answer."""
+        failed = {"state": ReplicaState.FAILED, "error": why}
+        return self._fresh(replica).model_copy(update=failed)
+
     def prove(self, event: GroupEvent, seen: Iterable[ReplicaReport]) -> None:
         """A probe proved where every replica stands; it is believed as a whole."""
         self.move(event)
@@ -215,6 +220,10 @@ class GroupBook:
         now = self.replicas[replica].state
         match state:
             case RecoveryState.STOPPING if now is ReplicaState.FAILED:
+                self._advance(replica, ReplicaEvent.STOP_STARTED)
+            case RecoveryState.STOPPING if now is ReplicaState.DEAD:
+                # Stopped once more before it is launched: until that is proved it is in doubt.
+                self.replicas[replica] = self._fresh(replica)
                 self._advance(replica, ReplicaEvent.STOP_STARTED)
             case RecoveryState.BLOCKED if now is ReplicaState.STOPPING:
                 self._advance(replica, ReplicaEvent.STOP_UNCONFIRMED)

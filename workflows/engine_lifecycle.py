@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -40,6 +41,9 @@ WATCH_PAUSE = 10.0
 """Seconds before a watch that could not be kept is begun again."""
 ASK_AGAIN = 4
 """Times that one operation id is asked for, after a worker or a reply was lost."""
+
+LAST_PROOF = timedelta(minutes=1)
+"""For a stop, to a recovery that waits for its proof; then a person is asked."""
 
 
 @workflow.defn(name="EngineLifecycle")
@@ -119,7 +123,7 @@ class EngineLifecycle:
         if operation.method == "probe":
             return await self._probe(operation)
         if operation.method == "stop":
-            await workflow.wait_condition(lambda: not self._recoveries)
+            await self._wait_for_recoveries()
         async with self._at_work():
             match operation.method:
                 case "onload":
@@ -134,6 +138,14 @@ class EngineLifecycle:
                     return await self._recover_given_up()
                 case "resolve":
                     return await self._resolve(operation)
+
+    async def _wait_for_recoveries(self) -> None:
+        """What is being rebuilt comes to its end; what waits for proof tries it once more."""
+        await workflow.wait_condition(lambda: not self._recoveries.moving)
+        if self._recoveries:
+            await self._recoveries.look_again()
+            with suppress(TimeoutError):
+                await workflow.wait_condition(lambda: not self._recoveries, timeout=LAST_PROOF)
 
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None, None]:
@@ -201,6 +213,8 @@ class EngineLifecycle:
         """End every process, with proof; what was never launched is stopped as it is."""
         book = self._book
         self._in_use = False
+        if self._recoveries:
+            raise fail(UNCONFIRMED, self._told("stop"))
         evidence: tuple[StagedRef, ...] = ()
         if book.state is not GroupState.STOPPED:
             if operation.fence is not None:
@@ -312,7 +326,8 @@ class EngineLifecycle:
         return await self._prove_sleep(operation) if left else result
 
     async def _take_word(self, replica: int, word: str) -> None:
-        """Refused where the replica's host still shows a process of it."""
+        """Refused where the replica's host still shows a process of it. Where the host does not
+        answer, the store says that the grant is over."""
         given_up, told = None, None
         try:
             report = await self._call(
@@ -324,9 +339,8 @@ class EngineLifecycle:
                     raise fail(PERMANENT, f"{told.engine_id}: {told.error}")
                 given_up = f"its host cannot be reached ({word})"
         except ActivityError as error:
-            if kind_of(error) == PERMANENT:  # it was reached, and refuses
-                raise fail(PERMANENT, text_of(error)) from error
-            given_up = f"its host cannot be reached ({word}): {text_of(error)}"
+            # Nobody knows whether the engine would refuse what is on its way there.
+            raise fail(kind_of(error), f"say it again: {text_of(error)}") from error
         if replica in self._recoveries:
             self._book.recovered(await self._recoveries.resolve(replica, word))
         else:
@@ -462,10 +476,15 @@ class EngineLifecycle:
         self._in_use = False
         book.begin_drain(book.holding)
         if asked := tuple(k for k in book.askable if k not in book.failed):
-            report = await self._call(
-                OFFLOAD_ENGINES, f"{workflow.uuid4()}", "put to sleep", asked, blocks=False
-            )
-            book.settle_drain(report)
+            try:
+                report = await self._call(
+                    OFFLOAD_ENGINES, f"{workflow.uuid4()}", "put to sleep", asked, blocks=False
+                )
+            except ActivityError as error:
+                for replica in asked:  # nobody knows what they did: each is stopped, with proof
+                    book.lose(book.unknown(replica, text_of(error)))
+            else:
+                book.settle_drain(report)
             await self._heal(book.failed, "it did not let go", rebuild=False)
         if not book.failed:
             book.move(GroupEvent.SLEEP_PROVED)

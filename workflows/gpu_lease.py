@@ -103,7 +103,8 @@ class GpuLease:
 
     @workflow.signal
     def answer(self, answer: Answer) -> None:
-        self._mail.deliver(answer)
+        if not self._mail.deliver(answer):
+            self._hints.update(self._book.blocked)  # one that comes late proves nothing: look
 
     @workflow.signal
     async def holder_lost(self, lost: HolderLost) -> None:
@@ -367,8 +368,8 @@ class GpuLease:
         self._show()
 
     async def _reconcile_once(self, role: str) -> None:
-        """One probe under the role's token; only what it proves changes the book, and a release only
-        by its evidence."""
+        """One probe under the role's token; only what it proves changes the book, a release by its
+        evidence."""
         lease = self._book.roles[role]
         if lease.fence is None or role in self._reconciling or role in self._doubted:
             return

@@ -19,7 +19,7 @@ from tests.machines.groups import Turn, Work, advance
 from tests.machines.hazards import carried_out, losses
 from tests.machines.host import look, lose_actor, lose_server
 from tests.machines.model import Role, batch_of
-from tests.machines.recoveries import AGAIN, met
+from tests.machines.recoveries import AGAIN, course, met
 from tests.machines.trainer import (
     end_trainer,
     lose_trainer,
@@ -369,7 +369,8 @@ class LeaseMoves(WorkingCopy):
         if role.work is not None or not role.inbox:
             return
         method, token, nth = role.inbox[0]
-        if method == "stop" and role.group.recoveries:
+        moving = [r for r in role.group.recoveries if not course(r).blocked]
+        if method == "stop" and moving:
             return
         self._set_role(name, role._replace(inbox=role.inbox[1:]))
         work = Work(method, token, role.group, nth)
@@ -418,7 +419,8 @@ class LeaseMoves(WorkingCopy):
         group = role.group._replace(recoveries=tuple(recoveries))
         if role.work is not None:
             return self._advance(name, group.recoveries)
-        return self._set_group(name, group, doing=False)
+        self._set_group(name, group, doing=False)
+        return self._serve(name)
 
     def _execute(self, name: str, call: Call, trouble: str, k: str) -> tuple[Report, ...]:
         """The engines carry out an operation in flight; a duplicate of it may come later."""
@@ -457,7 +459,7 @@ class LeaseMoves(WorkingCopy):
         if work.method == "probe":
             self._probe_is_legal(name, answer)
             self._heard_probe(name, answer.state if answer.ok else "", work.asked)
-        elif work.method == "resolve":
+        elif work.method == "resolve" and work.asked is not None:
             self._heard_resolution(name, work.asked, answer)
         elif work.method in _EXCLUSIVE:
             self._hear(name, (work.method, work.asked, work.nth), answer)
@@ -471,7 +473,7 @@ class LeaseMoves(WorkingCopy):
         if method == "stop":
             if answer.kind == PERMANENT:
                 raise Violation(f"{name}: a stop was refused")
-            return self._succeeded() if answer.ok else self._step(wait="")
+            return self._succeeded() if answer.ok else self._step(wait="", tries=1)
         if not answer.ok:
             return self._block(answer.kind)
         if method == "onload":

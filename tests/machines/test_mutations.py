@@ -18,8 +18,8 @@ from tests.machines.mutants import (
     GLUE,
     LEASE_GUARDS,
     MACHINES,
+    ONE_WAY,
     SHALLOW,
-    THREE_FAULTS,
     Edge,
     Mutate,
     fresh,
@@ -44,7 +44,6 @@ NOT_IN_THE_MODEL: dict[str, str] = {
     "Group ONLOADING on STOP_STARTED": _AT_WORK,
     "Group READY on STOP_STARTED": _ASLEEP,
     "Replica READY on WEIGHTS_UPDATE_STARTED": _AWAKE,
-    "Replica STARTING on STOP_STARTED": _AT_WORK,
     "Replica DRAINING on STOP_STARTED": _AT_WORK,
     "Recovery SYNCING on REBUILD_FAILED": _NO_LOAD,
 }
@@ -83,11 +82,6 @@ NEEDS_TWO_FAULTS = frozenset(
 """Mutants for which the shallow searches would be tried in vain."""
 
 
-NEEDS_THREE_FAULTS = frozenset(
-    {"a-group-goes-to-sleep-with-its-token", "what-was-given-up-is-not-asked-to-let-go"}
-)
-
-
 def _name(machine: Machine[Any, Any], edge: Edge) -> str:
     return f"{machine.name} {edge[0]} on {edge[1]}"
 
@@ -104,7 +98,7 @@ def _each_edge(attribute: str) -> list[Any]:
 def _is_noticed(name: str, mutate: Mutate) -> None:
     deep = () if name in SURVIVORS else DEEP
     searches = DEEP if name in NEEDS_TWO_FAULTS else (*SHALLOW, *deep)
-    caught = what_catches(mutate, THREE_FAULTS if name in NEEDS_THREE_FAULTS else searches)
+    caught = what_catches(mutate, (ONE_WAY[name],) if name in ONE_WAY else searches)
     print(f"\n{name}: {caught}")
     if name in SURVIVORS:
         assert caught is None, f"{name} is noticed now: {caught}"
