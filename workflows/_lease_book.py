@@ -133,8 +133,9 @@ class LeaseBook:
             self._named_role(request)
         if blocked and not request.confirm_released:
             raise LeaseRefused(
-                f"{', '.join(blocked)} may still hold GPUs: look at the processes on the node, then"
-                " resolve with confirm_released"
+                f"{', '.join(blocked)} may still hold GPUs: look at the processes on the node"
+                " (fence off or power down one that does not answer), then resolve with"
+                " confirm_released"
             )
         if not blocked and not request.abandon:
             raise LeaseRefused("nothing is BLOCKED: there is nothing to resolve")

@@ -208,8 +208,8 @@ class TrainingRun:
             )
         if self._lease_waits is not None and not resolution.confirm_released:
             raise ValueError(
-                f"{self._lease_waits}: look at the processes on the node, then resolve with"
-                " confirm_released"
+                f"{self._lease_waits}: look at the processes on the node (fence off or power"
+                " down one that does not answer), then resolve with confirm_released"
             )
 
     # --- the run

@@ -77,6 +77,7 @@ ONE_WAY = {
     "what-was-given-up-is-not-asked-to-let-go": _three("answer", "late", replicas=2),
     "an-engine-does-not-ask-whether-its-grant-is-closed": _three("request_lost", "answer", "late"),
     "a-dead-replica-that-is-rebuilt-is-no-doubt": _three("server_dies", "answer", "request_lost"),
+    "without Replica STARTING on STOP_STARTED": _three("server_dies", "answer", "request_lost"),
     "a-person-s-word-does-not-reach-a-stop": Config(
         roles=_TWO, only=frozenset({"answer"}), without=frozenset({"again"})
     ),
