@@ -52,6 +52,8 @@ NOT_IN_THE_MODEL: dict[str, str] = {
 SURVIVORS: dict[str, str] = {
     "without Replica DRAINING on DEATH_NOTICED": "a loss that a table does not allow is left to"
     " the next probe",
+    "probe-under-any-token": "a sleep is proved by a release under the asked token, not by looks",
+    "probe-of-one-proves-all": "every engine that can be asked has to let go once more",
     "trainer-orphan-is-not-doubted": "the probe's own release looks for an earlier process again",
     "death-is-not-noticed": "a dead server answers nothing, so every operation on it fails anyway",
 }
