@@ -37,6 +37,7 @@ from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
 from workflows._premises import (
     inference_roles,
+    resolve_role,
     start_lease,
     start_roles,
     stop_role,
@@ -209,8 +210,8 @@ class TrainingRun:
             )
         if self._lease_waits is not None and not resolution.confirm_released:
             raise ValueError(
-                f"{self._lease_waits}: look at the processes on the node, then resolve with"
-                " confirm_released"
+                f"{self._lease_waits}: look at the processes on the node (fence off or power"
+                " down one that does not answer), then resolve with confirm_released"
             )
 
     # --- the run
@@ -355,16 +356,22 @@ class TrainingRun:
         if self._state is RunState.RUNNING:  # a person had to resolve something on the way down
             self._move(RunEvent.STOP_ASKED, "stops")
 
-    async def _stop_role(self, role: str) -> None:
-        """Asked again, under an id of its own, after a person has looked at what failed."""
-        for attempt in itertools.count(1):
+    async def _stop_role(self, role: str, prefix: str = "") -> None:
+        """Asked again, under an id of its own, after a person has looked at what failed; their word
+        that nothing is left reaches what waits for a proof."""
+        word = None
+        for number in itertools.count(1):
+            attempt = f"{prefix}{number}"
             try:
-                await stop_role(self._mail, self._id, role, str(attempt))
+                if word is not None:
+                    await resolve_role(self._mail, self._id, role, word, attempt)
+                await stop_role(self._mail, self._id, role, attempt)
             except FailureError as error:
                 self._resolved = None
                 if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
                     self._move(RunEvent.NEEDS_PERSON, f"cannot stop {role}: {text_of(error)}")
                 await workflow.wait_condition(lambda: self._resolved is not None)
+                word = _word(self._resolved)
                 if RUN.allows(self._state, RunEvent.STOP_ASKED):
                     self._move(RunEvent.STOP_ASKED, f"stops {role} again")
             else:
@@ -378,7 +385,7 @@ class TrainingRun:
         self._restarts += 1
         attempt = f"restart-{self._restarts}"
         roles = inference_roles(plan)
-        await asyncio.gather(*(stop_role(self._mail, self._id, r, attempt) for r in roles))
+        await asyncio.gather(*(self._stop_role(role, f"{attempt}.") for role in roles))
         await stop_trainer(plan, self._lease, attempt)
         await start_roles(plan, self._restarts)
         await self._try_every_role()
@@ -472,6 +479,13 @@ class TrainingRun:
                 " let go of its GPUs."
             )
         show_details(text, rows)
+
+
+def _word(resolved: ResolveRun | None) -> str | None:
+    """That nothing is left, if that is what they say."""
+    if resolved is None or not resolved.confirm_released:
+        return None
+    return f"{resolved.who}: {resolved.why}"
 
 
 def _shown(value: float | None) -> str:
