@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from relax_infer.discovery import Role
+from relax_infer.discovery import Role, legacy_document
 from relax_infer.gateway._asgi import JSON, Receive, Scope, Send, header, reply_bytes
 from relax_infer.gateway._errors import RETRY_SOON, GatewayError
 from relax_infer.gateway.handler import InferenceGatewayHandler
 from relax_infer.gateway.intake import RegistryIntake
-from relax_infer.gateway.legacy import engines_document, genrm_health
+from relax_infer.gateway.legacy import genrm_health
 from relax_infer.gateway.metrics import CONTENT_TYPE, Metrics
 from relax_infer.gateway.routes import ENGINES_SCHEMAS, HEALTH_SCHEMAS, Kind
 
@@ -59,7 +59,7 @@ class Reads:
         if held is None:
             raise _unknown(self._role)
         if schema == "1":
-            return _json(engines_document(held.snapshot))
+            return _json(legacy_document(held.snapshot))
         for name in query.get("model_name", []):
             if name not in held.snapshot.models:
                 raise GatewayError(404, f"Unknown model {name!r}")

@@ -7,9 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import quote
 
-from relax_infer.discovery import Role, RoleSnapshot
+from relax_infer.discovery import Role, RoleSnapshot, etag_of
 
 Outcome = Literal["accepted", "unchanged"]
 
@@ -35,12 +34,6 @@ class Held:
             "topology_revision": self.snapshot.topology_revision,
             "registry_epoch": self.snapshot.registry_epoch,
         }
-
-
-def etag_of(snapshot: RoleSnapshot) -> str:
-    """``"<epoch>-<revision>"``, quotes included; what an ETag cannot hold is percent-encoded."""
-    epoch = quote(snapshot.registry_epoch, safe="!#$&'()*+,/:;=?@[]^`{|}~")
-    return f'"{epoch}-{snapshot.topology_revision}"'
 
 
 class RegistryRefused(Exception):
@@ -71,7 +64,7 @@ class RegistryIntake:
         if snapshot.role is not role:
             raise ValueError(f"a document of role {snapshot.role} was offered for {role}")
         body = json.dumps(snapshot.to_dict(), separators=(",", ":")).encode()
-        offered = Held(term, snapshot, body, etag_of(snapshot).encode())
+        offered = Held(term, snapshot, body, etag_of(snapshot.to_dict()).encode())
         held = self._held.get(role)
         if held is not None and offered.order <= held.order:
             if offered.order == held.order and offered.body == held.body:

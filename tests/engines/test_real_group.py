@@ -30,7 +30,7 @@ from relax_infer.engines.process import free_ports
 from relax_infer.machines import ReplicaState
 from relax_infer.placement import bind_pool, release_pool
 from tests.engines.checkpoints import group_spec, make_checkpoint
-from tests.placement.conftest import ray_cluster
+from tests.local_ray import ray_cluster
 
 __all__ = ["ray_cluster"]
 

@@ -1,5 +1,5 @@
 """Fixtures of the gateway's tests."""
 
-from tests.placement.conftest import ray_cluster
+from tests.local_ray import ray_cluster
 
 __all__ = ["ray_cluster"]
