@@ -240,9 +240,13 @@ def _schemas() -> _Json:
     old_group = _closed(
         worker_type={"const": "regular"},
         engines={"type": "array", "items": old_engine},
+    )
+    old_model = _closed(
+        router_ip={"type": ["string", "null"]},
+        router_port={"type": ["integer", "null"]},
+        engine_groups={"type": "array", "items": old_group},
         total_engines=whole,
     )
-    old_model = _closed(engine_groups={"type": "array", "items": old_group}, total_engines=whole)
     listed = _closed(id=text, object={"const": "model"}, created={"const": 0}, owned_by=text)
     word = {"enum": ["healthy", "unhealthy"]}
     return {

@@ -22,7 +22,7 @@ async def answer(request: web.Request, payload: dict[str, Any]) -> web.Response:
 
 
 async def test_the_program_on_discovery_runs_without_a_control_plane(tmp_path: Path) -> None:
-    section = PAGE.partition("## Discovery without the control plane")[2]
+    section = PAGE.partition("## Discovery without the control plane")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     async with engine(answer) as upstream:
         for written, meant in (
