@@ -1,8 +1,9 @@
 """The recipe: everything that a run is, typed. Importable without torch, Ray or Temporal."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from relax_infer.config.placed import (
     Cluster,
@@ -17,14 +18,36 @@ from relax_infer.config.placed import (
 )
 from relax_infer.contracts.fractions import GpuFraction
 
+REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "random", "none")
+"""Rewards that need no import."""
+
+
+def _known_source(source: str) -> str:
+    if source != "tiny.sort4" and not re.fullmatch(r"reasoning_gym\.[a-z0-9_]+", source):
+        raise ValueError("must be tiny.sort4 or reasoning_gym.<dataset>")
+    return source
+
+
+def _known_reward(source: str) -> str:
+    if source not in REWARDS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
+        raise ValueError(f"must be {', '.join(REWARDS)} or package.module:name of an adapter")
+    return source
+
 
 class Data(Section):
     """Where prompts come from."""
 
-    source: Literal["tiny.sort4"] = "tiny.sort4"
-    """Task: prompts, right answers and an exact checker."""
+    source: Annotated[str, AfterValidator(_known_source)] = "tiny.sort4"
+    """Task: prompts, right answers and a checker. `tiny.sort4`, or `reasoning_gym.<dataset>`."""
     held_out: Annotated[int, Field(ge=1, le=512)] = 512
     """Problems that are never trained on and serve evaluation."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """reasoning-gym: the dataset's own settings, its size among them."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """reasoning-gym: of the dataset's problems. Which of them a step draws is the run's seed."""
+    system_prompt: str | None = None
+    """reasoning-gym: what the policy is told before each question. Empty: to end with the answer
+    between answer tags, which the datasets' scorers look for; '' tells it nothing."""
 
 
 class Sampling(Section):
@@ -96,6 +119,9 @@ class Teacher(Section):
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
     """Seconds for one request."""
+    max_logprob_cells: Positive = 262_144
+    """Log-probs that one request may ask for: positions times token ids. A response with more is
+    asked about in pieces."""
     num_gpus: Positive | None = None
     """GPUs of the role; empty: what its engines need. The models have equal parts."""
     engine: Engine = Engine()
@@ -106,9 +132,12 @@ class Teacher(Section):
 class Reward(Section):
     """Where a sample's reward comes from."""
 
-    source: Literal["genrm", "exact", "random", "none"] = "genrm"
-    """The GenRM's verdict, the task's own checker, a coin (a negative control), or no reward."""
-    unfinished: float = 0.0
+    source: Annotated[str, AfterValidator(_known_reward)] = "genrm"
+    """`genrm`: a GenRM's verdict. `exact`: the task's own checker, right or wrong.
+    `reasoning_gym`: the dataset's own score. `math_verify`: the response's last expression equals
+    the right answer. `random`: a coin (a negative control). `none`: no reward. Or
+    `package.module:name` of a RewardAdapter that the workers can import."""
+    unfinished: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Reward of a response that hit its token limit: a rule of the task, not a failed score."""
     on_unscored: Literal["fail", "drop_group"] = "fail"
     """A score that could not be had fails the batch, or drops its group with the reason."""
@@ -119,6 +148,11 @@ class Distillation(Section):
 
     coefficient: Annotated[float, Field(ge=0)] = 1.0
     """Times (teacher - rollout log-prob) of each sampled token, added to its advantage."""
+    mode: Literal["student_sampled", "student_topk", "teacher_topk", "union"] = "student_sampled"
+    """Which tokens of each position the Teacher gives log-probs of: the sampled one; the policy's
+    likeliest; its own likeliest; or both. The sampled one is always among them."""
+    top_k: Positive = 8
+    """Likeliest tokens of a position, in the modes that have any."""
 
 
 class Train(Section):
@@ -168,6 +202,10 @@ class Staging(Section):
 
     url: str | None = None
     """fsspec URL; empty: the ``store`` folder of the local stack."""
+    max_samples: Positive = 65_536
+    """Samples that a step may make."""
+    max_tokens: Positive = 268_435_456
+    """Response tokens that a step may make, every response at its limit."""
 
 
 class Recipe(Section):
@@ -235,7 +273,46 @@ class Recipe(Section):
                 "rollout.sampling.temperature must be 1.0 with distillation: the Teacher's"
                 " log-probs are untempered, so the two could not be compared"
             )
+        gym = self.data.source.startswith("reasoning_gym.")
+        if self.reward.source == "reasoning_gym" and not gym:
+            raise ValueError(
+                f"reward.source is reasoning_gym but data.source is {self.data.source}: its scorers"
+                " know only their own problems; set data.source to reasoning_gym.<dataset>"
+            )
+        if gym and self.rollout.model.startswith("tiny:"):
+            raise ValueError(
+                f"data.source is {self.data.source} but rollout.model is {self.rollout.model}: the"
+                " tiny models know 22 characters and no words; name a folder with a policy and its"
+                " tokenizer"
+            )
+        if not gym and (self.data.config or self.data.system_prompt is not None):
+            raise ValueError(
+                "data.config and data.system_prompt are for reasoning_gym.<dataset>, data.source is"
+                f" {self.data.source}: remove them"
+            )
         total = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+        if total > self.staging.max_samples:
+            raise ValueError(
+                f"rollout.prompts_per_step x rollout.samples_per_prompt is {total} samples a step,"
+                f" staging.max_samples is {self.staging.max_samples}: lower the former, or raise"
+                " the limit if memory and store allow"
+            )
+        tokens = total * self.rollout.sampling.max_new_tokens
+        if tokens > self.staging.max_tokens:
+            raise ValueError(
+                f"{total} samples x rollout.sampling.max_new_tokens is {tokens} tokens a step,"
+                f" staging.max_tokens is {self.staging.max_tokens}: lower the former, or raise the"
+                " limit if memory and store allow"
+            )
+        distillation, teacher = self.distillation, self.teacher
+        if distillation is not None and distillation.mode != "student_sampled":
+            assert teacher is not None
+            cells = 2 * distillation.top_k
+            if teacher.max_logprob_cells < cells:
+                raise ValueError(
+                    f"teacher.max_logprob_cells is {teacher.max_logprob_cells}, one position with"
+                    f" distillation.top_k {distillation.top_k} may need {cells}: raise it"
+                )
         if self.train.mini_batches > total:
             raise ValueError(
                 f"train.mini_batches is {self.train.mini_batches} but a step has {total} samples:"

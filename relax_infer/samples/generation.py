@@ -128,4 +128,5 @@ def _sample(
         loss_mask=(1,) * len(ids),
         weight_version=version,
         finish_reason=finish,
+        metadata=problem.metadata,
     )

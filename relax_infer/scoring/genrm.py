@@ -42,7 +42,7 @@ async def score_with_genrm(
     genrm = recipe.genrm
     if genrm is None:
         raise PermanentError("there is no genrm section in the recipe to judge with")
-    groups = await groups_of(store, source)
+    groups = await groups_of(store, source, recipe)
     url = f"{gateway_url.rstrip('/')}/genrm/generate"
     sampling = {"temperature": 0, "max_new_tokens": genrm.max_new_tokens}
 

@@ -43,7 +43,7 @@ async def score_with_teacher(
     teacher = recipe.teacher
     if teacher is None:
         raise PermanentError("there is no teacher section in the recipe to be taught by")
-    groups = await groups_of(store, source)
+    groups = await groups_of(store, source, recipe)
     url = f"{gateway_url.rstrip('/')}/teacher/generate"
 
     async def teach(asker: Asker, sample: Sample) -> dict[str, Any]:
