@@ -25,7 +25,10 @@ async def judge_samples(request: PhaseRequest) -> PhaseResult:
     """The GenRM's verdicts on the generated samples, through the gateway."""
     assert request.source is not None
     return await score_with_genrm(
-        **_common(request), source=request.source, gateway_url=request.front.gateway_url
+        **_common(request),
+        source=request.source,
+        gateway_url=request.front.gateway_url,
+        judges={group.model: group.model_path for group in request.groups},
     )
 
 

@@ -88,6 +88,41 @@ class Rollout(Section):
     """Further models that generate, each with engines of its own."""
 
 
+JUDGE_PLACES = ("prompt", "response", "answer")
+"""What a judge's prompt may show."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Verdict(Section):
+    """How a judge's answer is read. What is not read beyond doubt is no score."""
+
+    pattern: str | None = None
+    """Regular expression with a named group for each value, for instance
+    `Verdict: (?P<score>yes|no)$`. It must match once. Empty: the answer is one JSON object."""
+    labels: dict[str, Finite] = Field(default_factory=dict)
+    """Words and the numbers they stand for."""
+    lowest: Finite = 0.0
+    """A number below it is no score."""
+    highest: Finite = 1.0
+    """A number above it is no score."""
+
+    @model_validator(mode="after")
+    def _is_a_rule(self) -> "Verdict":
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise ValueError(f"pattern is no regular expression: {error}") from None
+        if not self.lowest < self.highest:
+            raise ValueError(f"lowest {self.lowest:g} is not below highest {self.highest:g}")
+        for label, number in self.labels.items():
+            if not self.lowest <= number <= self.highest:
+                raise ValueError(
+                    f"labels.{label} is {number:g}, not from {self.lowest:g} to {self.highest:g}"
+                )
+        return self
+
+
 class GenRM(Section):
     """A generative reward model that judges the samples."""
 
@@ -97,6 +132,18 @@ class GenRM(Section):
     """Name in the role's registry."""
     max_new_tokens: Positive = 2
     """Tokens of a verdict."""
+    prompt: str | None = None
+    """What a judge is shown, with `{prompt}`, `{response}` and `{answer}` in their places. Empty:
+    the task's own prompt and verdicts."""
+    system: str | None = None
+    """System message before the prompt."""
+    chat: bool = True
+    """The prompt is a user's message in the judge's own chat template; false: plain text."""
+    verdict: Verdict | None = None
+    """How answers to the prompt are read."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Times a sample is asked about again at once after a judge said that it is busy (429, 503).
+    What fails otherwise is asked again by the phase's next attempt, or not at all."""
     max_concurrency: Positive = 64
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
@@ -129,6 +176,19 @@ class Teacher(Section):
     """Further models that teach, each with engines of its own."""
 
 
+class Combine(Section):
+    """One reward of several judges' scores. A sample that one of them could not score has none."""
+
+    rule: Literal["mean", "min", "max", "all", "weighted"] = "mean"
+    """all: 1 where every judge gives at least `passes`, else 0. weighted: the mean by `weights`."""
+    passes: Finite = 1.0
+    """Rule all: the score that passes."""
+    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Rule weighted: of each judge, by its model_id."""
+
+
 class Reward(Section):
     """Where a sample's reward comes from."""
 
@@ -139,6 +199,10 @@ class Reward(Section):
     `package.module:name` of a RewardAdapter that the workers can import."""
     unfinished: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Reward of a response that hit its token limit: a rule of the task, not a failed score."""
+    key: str = "score"
+    """Which value of a judge's verdict is the reward."""
+    combine: Combine = Combine()
+    """How the scores of several judges become one."""
     on_unscored: Literal["fail", "drop_group"] = "fail"
     """A score that could not be had fails the batch, or drops its group with the reason."""
 
@@ -258,6 +322,8 @@ class Recipe(Section):
                 "reward.source is genrm but the recipe has no genrm section:"
                 " add one, or set reward.source to exact"
             )
+        if self.genrm is not None:
+            self._judges_can_judge(self.genrm)
         if self.distillation is not None and self.teacher is None:
             raise ValueError(
                 "distillation is set but the recipe has no teacher section:"
@@ -319,6 +385,41 @@ class Recipe(Section):
                 " use fewer mini-batches"
             )
         return self
+
+    def _judges_can_judge(self, genrm: GenRM) -> None:
+        if (genrm.prompt is None) != (genrm.verdict is None):
+            raise ValueError(
+                "genrm.prompt and genrm.verdict belong together: give both, or neither to use the"
+                " task's own"
+            )
+        if genrm.prompt is None:
+            if self.judged and self.data.source != "tiny.sort4":
+                raise ValueError(
+                    f"data.source {self.data.source} has no prompt for a judge: write genrm.prompt"
+                    " and genrm.verdict"
+                )
+        else:
+            places = set(re.findall(r"\{(\w+)\}", genrm.prompt))
+            if unknown := sorted(places - set(JUDGE_PLACES)):
+                raise ValueError(
+                    f"genrm.prompt has {{{unknown[0]}}}: it may show"
+                    f" {', '.join(f'{{{place}}}' for place in JUDGE_PLACES)}"
+                )
+            if "response" not in places:
+                raise ValueError("genrm.prompt must show the {response}")
+        pattern = genrm.verdict.pattern if genrm.verdict else None
+        if pattern is not None and self.reward.key not in re.compile(pattern).groupindex:
+            raise ValueError(
+                f"genrm.verdict.pattern has no group (?P<{self.reward.key}>...), which reward.key"
+                " names"
+            )
+        judges = {genrm.model_id, *(model.model_id for model in genrm.extra_models)}
+        weights = self.reward.combine.weights
+        if self.reward.combine.rule == "weighted" and set(weights) != judges:
+            raise ValueError(
+                f"reward.combine.weights has {', '.join(sorted(weights)) or 'nobody'}, the judges"
+                f" are {', '.join(sorted(judges))}"
+            )
 
     @property
     def judged(self) -> bool:
