@@ -430,3 +430,10 @@ class Recipe(Section):
     def distilled(self) -> bool:
         """Whether the Teacher takes part."""
         return self.distillation is not None and self.distillation.coefficient > 0
+
+    @property
+    def student_top_k(self) -> int:
+        """Likeliest tokens of each position that the policy's engines have to name; 0: none."""
+        plan = self.distillation
+        wanted = plan is not None and plan.mode in ("student_topk", "union")
+        return plan.top_k if plan is not None and wanted and self.distilled else 0

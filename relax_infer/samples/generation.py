@@ -12,6 +12,7 @@ from relax_infer.samples.phase import Asker, Beat, Limits, Settle, run_phase, to
 from relax_infer.samples.sample import Sample, to_table
 from relax_infer.samples.store import StagingStore
 from relax_infer.samples.tasks import Problem, Task
+from relax_infer.samples.top_log_probs import top_log_probs
 
 
 async def generate(
@@ -40,6 +41,8 @@ async def generate(
         "max_new_tokens": rollout.sampling.max_new_tokens,
     }
     url = f"{router_url.rstrip('/')}/generate"
+    top_k = recipe.student_top_k
+    more = {"top_logprobs_num": top_k} if top_k else {}
 
     async def group_of(asker: Asker, group: int) -> pa.Table:
         async def one(sample: int) -> Sample:
@@ -49,6 +52,7 @@ async def generate(
                     "input_ids": list(problems[group].prompt_ids),
                     "sampling_params": sampling,
                     "return_logprob": True,
+                    **more,
                 },
                 group,
                 sample,
@@ -60,7 +64,7 @@ async def generate(
                     f"{where} was made with weights {version}, not {weight_version}",
                     cure="An engine answered before its weights were current; nothing was kept.",
                 )
-            return _sample(
+            made = _sample(
                 store.run,
                 step,
                 group,
@@ -73,6 +77,7 @@ async def generate(
                 version,
                 finish,
             )
+            return made.model_copy(update=_top_k(answer, made, top_k)) if top_k else made
 
         samples = await together(one(k) for k in range(rollout.samples_per_prompt))
         return to_table(samples)
@@ -97,6 +102,19 @@ def read_answer(answer: Any, where: str) -> tuple[list[int], list[float], int, s
     if [token for _, token in pairs] != ids:
         raise PermanentError(f"{where}: log-probs are of other tokens than those sampled")
     return ids, [log_prob for log_prob, _ in pairs], version, finish
+
+
+def _top_k(answer: Any, sample: Sample, top_k: int) -> dict[str, Any]:
+    """The policy's likeliest tokens at each position, as it sampled."""
+    field = "student_topk_log_probs"
+    rows = answer["meta_info"].get("output_top_logprobs")
+    if not isinstance(rows, list) or len(rows) != len(sample.response_ids):
+        raise PermanentError(f"{sample.name}: {field} has not one row for each response token")
+    pairs = list(top_log_probs(rows, sample.name, field, top_k))
+    return {
+        "student_topk_token_ids": tuple(tuple(ids) for ids, _ in pairs),
+        field: tuple(tuple(log_probs) for _, log_probs in pairs),
+    }
 
 
 def _sample(
