@@ -76,7 +76,7 @@ def write_back(
         vocab_size=task.vocab_size,
     )
     return WriteBackResult(
-        staged=store.write_table(layout.scored(step), kept.combine_chunks()),
+        staged=store.write_table(layout.scored(step), kept),
         dropped_groups=len(dropped),
         drop_reasons=dict(Counter(dropped.values())),
     )

@@ -101,8 +101,8 @@ def _loss_mask_faults(table: pa.Table) -> Iterator[Fault]:
     off = missing | (_lengths_or_zero(column) != response)
     for row in np.nonzero(off)[0].tolist():
         yield row, "loss_mask is not aligned with the response"
-    values, owner = _values(column)
-    for row in _rows(owner, (values != 0) & (values != 1)):
+    values, ends = _values(column)
+    for row in _rows((values != 0) & (values != 1), ends):
         yield row, "loss_mask has another value than 0 and 1"
 
 
@@ -110,8 +110,8 @@ def _per_token(table: pa.Table, name: str) -> Iterator[Fault]:
     """A log-prob for each token of the response."""
     response = list_lengths(table.column("response_ids"))
     yield from _aligned(table, name, response)
-    values, owner = _values(table.column(name))
-    yield from _log_prob_faults(name, values, owner)
+    values, ends = _values(table.column(name))
+    yield from _log_prob_faults(name, values, ends)
 
 
 def _aligned(table: pa.Table, name: str, response: Array) -> Iterator[Fault]:
@@ -127,11 +127,11 @@ def _aligned(table: pa.Table, name: str, response: Array) -> Iterator[Fault]:
         yield row, f"{name} has {lengths[row]} entries for {response[row]} tokens"
 
 
-def _log_prob_faults(name: str, values: Array, owner: Array) -> Iterator[Fault]:
+def _log_prob_faults(name: str, values: Array, *ends: Array) -> Iterator[Fault]:
     finite = np.isfinite(values)
-    for row in _rows(owner, ~finite):
+    for row in _rows(~finite, *ends):
         yield row, f"{name} is not finite"
-    for row in _rows(owner, finite & (values > ROUNDING)):
+    for row in _rows(finite & (values > ROUNDING), *ends):
         yield row, f"{name} is above 0: that is no log-prob"
 
 
@@ -150,43 +150,49 @@ def _top_k_faults(
     if outer:
         yield from outer
         return
-    owner = np.repeat(np.arange(table.num_rows), response)  # of each token
-    wanted, most = np.full(len(owner), top_k), top_k
+    tokens = np.cumsum(response)
+    wanted, most = np.full(int(response.sum()), top_k), top_k
     if mode == "union":
         wanted, most = _values(table.column("opd_topk_ksz"))[0].astype(np.int64), 2 * top_k
-        for row in _rows(owner, (wanted < top_k) | (wanted > most)):
+        for row in _rows((wanted < top_k) | (wanted > most), tokens):
             yield row, f"opd_topk_ksz is not from {top_k} to {most}"
     for name in names:
         inner = table.column(name).combine_chunks().flatten()
         if inner.null_count:
-            yield from ((row, f"{name} lacks a token's row") for row in _rows(owner, _nulls(inner)))
+            yield from (
+                (row, f"{name} lacks a token's row") for row in _rows(_nulls(inner), tokens)
+            )
             continue
         widths = inner.value_lengths().to_numpy(zero_copy_only=False)
-        for row in _rows(owner, widths != wanted):
+        for row in _rows(widths != wanted, tokens):
             yield row, f"{name} has a row that is not as wide as it must be"
-        values, row_of = inner.flatten(), np.repeat(owner, widths)
+        values, entries = inner.flatten(), np.cumsum(widths)
         if values.null_count:
-            yield from ((row, f"{name} holds a null") for row in _rows(row_of, _nulls(values)))
+            yield from (
+                (row, f"{name} holds a null") for row in _rows(_nulls(values), entries, tokens)
+            )
             continue
         array = values.to_numpy(zero_copy_only=False)
         if name == "opd_topk_token_ids":
-            yield from _id_faults(name, array, row_of, widths, vocab_size)
+            yield from _id_faults(name, array, widths, tokens, vocab_size)
         else:
-            yield from _log_prob_faults(name, array, row_of)
+            yield from _log_prob_faults(name, array, entries, tokens)
 
 
 def _id_faults(
-    name: str, ids: Array, owner: Array, widths: Array, vocab_size: int | None
+    name: str, ids: Array, widths: Array, tokens: Array, vocab_size: int | None
 ) -> Iterator[Fault]:
     wrong = ids < 0
     if vocab_size is not None:
         wrong |= ids >= vocab_size
-    for row in _rows(owner, wrong):
+    entries = np.cumsum(widths)
+    for row in _rows(wrong, entries, tokens):
         yield row, f"{name} has an id that is no token"
     token = np.repeat(np.arange(len(widths)), widths)
-    order = np.lexsort((ids, token))
-    twice = (np.diff(ids[order]) == 0) & (np.diff(token[order]) == 0)
-    for row in _rows(owner[order][1:], twice):
+    order = np.lexsort((ids, token))  # within each token's row, so rows keep their places
+    twice = np.zeros(len(ids), dtype=bool)
+    twice[1:] = (np.diff(ids[order]) == 0) & (np.diff(token) == 0)
+    for row in _rows(twice, entries, tokens):
         yield row, f"{name} names an id twice for one token"
 
 
@@ -200,10 +206,15 @@ def _lengths_or_zero(column: Any) -> Array:
 
 
 def _values(column: Any) -> tuple[Array, Array]:
-    """All values of a column of lists, and the row of each; a null among them is NaN."""
+    """All values of a column of lists, and where each row's end; a null among them is NaN."""
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return np.asarray(values), np.repeat(np.arange(len(column)), _lengths_or_zero(column))
+    return np.asarray(values), np.cumsum(_lengths_or_zero(column))
 
 
-def _rows(owner: Array, wrong: Array) -> list[int]:
-    return np.unique(owner[wrong]).tolist()
+def _rows(wrong: Array, *ends: Array) -> list[int]:
+    """Rows of the places that are wrong; ``ends`` of each level of lists, innermost first. Looked
+    up and not laid out: a step has a hundred million places and few that are wrong."""
+    places = np.nonzero(wrong)[0]
+    for level in ends:
+        places = np.searchsorted(level, places, side="right")
+    return np.unique(places).tolist()
