@@ -37,11 +37,24 @@ async def stop_trainer(operation: TrainerOperation) -> RoleResult:
 
 @activity.defn
 async def probe_trainer(operation: TrainerOperation) -> RoleResult:
-    """Where the trainer stands under this token; changes nothing."""
-    status = await TrainerGroup(operation.trainer).status()
-    if status.fence != operation.fence or status.doubt is not None:
-        return RoleResult(state="BLOCKED", why=status.doubt)
-    return RoleResult(state="READY" if status.resident else "SLEEPING")
+    """Where the trainer stands under this token. What is loaded stays; one that holds nothing says
+    so with evidence, and nothing is loaded under the token any more."""
+    report = await TrainerGroup(operation.trainer).settle(operation)
+    status = report.status
+    known = status.fence == operation.fence and status.doubt is None
+    if known and (status.resident or report.evidence):
+        return await _result(operation, report)
+    return RoleResult(state="BLOCKED", why=status.doubt or "it is at work, or under another grant")
+
+
+@activity.defn
+async def forget_trainer(operation: TrainerOperation) -> RoleResult:
+    """Take a person's word that what cannot be asked of the trainer is gone; refused where an
+    earlier process of it shows. What can be asked lets go."""
+    report = await TrainerGroup(operation.trainer).forget(operation)
+    if report is None:
+        return RoleResult(state="SLEEPING", why="it could not be reached")
+    return await _result(operation, report)
 
 
 @activity.defn
@@ -63,4 +76,11 @@ async def _result(operation: TrainerOperation, report: TrainerReport) -> RoleRes
     return RoleResult(holders=holders, evidence=(staged,), state=state)
 
 
-ACTIVITIES = (onload_trainer, offload_trainer, stop_trainer, probe_trainer, train_step)
+ACTIVITIES = (
+    onload_trainer,
+    offload_trainer,
+    stop_trainer,
+    probe_trainer,
+    forget_trainer,
+    train_step,
+)

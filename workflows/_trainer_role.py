@@ -4,7 +4,14 @@ from temporalio.exceptions import ActivityError
 
 from relax_infer.contracts.lease import RoleOperation, RoleResult
 from relax_infer.contracts.training import TrainerOperation, TrainerSpec
-from workflows._calls import OFFLOAD_TRAINER, ONLOAD_TRAINER, PROBE_TRAINER, STOP_TRAINER, Call
+from workflows._calls import (
+    FORGET_TRAINER,
+    OFFLOAD_TRAINER,
+    ONLOAD_TRAINER,
+    PROBE_TRAINER,
+    STOP_TRAINER,
+    Call,
+)
 from workflows._failures import PERMANENT, fail, kind_of, text_of
 
 _CALLS: dict[str, Call[TrainerOperation, RoleResult]] = {
@@ -12,6 +19,7 @@ _CALLS: dict[str, Call[TrainerOperation, RoleResult]] = {
     "offload": OFFLOAD_TRAINER,
     "probe": PROBE_TRAINER,
     "stop": STOP_TRAINER,
+    "resolve": FORGET_TRAINER,
 }
 ATTEMPTS = 4
 

@@ -397,9 +397,8 @@ class GpuLease:
 
     async def _resolve_role(self, role: str, word: str) -> None:
         """The word stands for what cannot be proved; what can answer lets go, or goes on."""
-        state, fence = "SLEEPING", self._book.roles[role].fence
-        if role != "trainer":
-            state = (await self._have(role, "resolve", fence, None, word=word)).state
+        fence = self._book.roles[role].fence
+        state = (await self._have(role, "resolve", fence, None, word=word)).state
         now = self._book.roles[role]
         if now.state is not LeaseState.BLOCKED or now.fence != fence:
             return  # a probe proved it meanwhile

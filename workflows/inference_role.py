@@ -9,7 +9,10 @@ from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
 from relax_infer.contracts.lease import (
     HolderLost,
+    LeaseAnswer,
+    LeaseRequest,
     LifecycleInput,
+    RoleCommand,
     RoleInput,
     RoleOperation,
     RoleResult,
@@ -154,6 +157,32 @@ class InferenceRole:
     def registry(self) -> dict[str, Any]:
         """What a gateway that starts empty asks for."""
         return {"term": self._term, "document": self._registry.snapshot()}
+
+    @workflow.update
+    async def onload(self, command: RoleCommand) -> LeaseAnswer:
+        """Have the lease grant the pool to this role and bring its engines up; between batches."""
+        request = LeaseRequest.model_validate(
+            {"method": "acquire", "role": self._start.role, **command.model_dump()}
+        )
+        return await self._ask_lease(request)
+
+    @workflow.update
+    async def offload(self, command: RoleCommand) -> LeaseAnswer:
+        """Have the lease take the pool back, with proof; what a person's ``onload`` ends with."""
+        request = LeaseRequest.model_validate(
+            {
+                "method": "release",
+                "role": self._start.role,
+                "operation_id": command.operation_id,
+            }
+        )
+        return await self._ask_lease(request)
+
+    async def _ask_lease(self, request: LeaseRequest) -> LeaseAnswer:
+        """Nobody loads past the lease: it calls this role back with a fence token."""
+        return await self._mail.ask(
+            self._lease.id, request.method, request, LeaseAnswer, operation_id=request.operation_id
+        )
 
     @workflow.update
     async def recover(self) -> RoleResult:

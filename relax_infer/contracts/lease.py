@@ -159,6 +159,17 @@ class RoleResult(Message):
     """BLOCKED: what stands in the way."""
 
 
+class RoleCommand(Message):
+    """Body of InferenceRole's updates ``onload`` and ``offload``."""
+
+    operation_id: str
+    """The lease's idempotency key: the same id joins the operation or gets its result."""
+    purpose: AcquirePurpose = "eval"
+    """onload: what the GPUs are wanted for."""
+    weights: WeightsRef | None = None
+    """onload: weights that must be resident; None: those that are."""
+
+
 class HolderLost(Message):
     """Signal ``holder_lost`` to the lease: its holder cannot go on, and nobody had asked it."""
 

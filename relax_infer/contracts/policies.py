@@ -73,6 +73,7 @@ POLICIES: dict[str, ActivityPolicy] = {
     "onload_trainer": _TRAIN_ONCE,
     "offload_trainer": _TRAIN_ONCE,
     "stop_trainer": _TRAIN_ONCE,
+    "forget_trainer": _TRAIN_ONCE,
     "probe_trainer": ActivityPolicy("relax-train", start_to_close=60.0, attempts=6),
     "train_step": ActivityPolicy("relax-train", start_to_close=86400.0, attempts=ONCE),
     "write_step_record": _LIGHT,

@@ -48,7 +48,7 @@ def text(value: object) -> str:
 def url(value: str) -> str:
     """An http(s) address without credentials, query or fragment; trailing ``/`` removed."""
     text(value)
-    if any(c.isspace() or not c.isprintable() for c in value):
+    if " " in value or not value.isprintable():  # every other white space is not printable
         raise ValueError(f"URL has white space or control characters: {value!r}")
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https"):

@@ -4,6 +4,7 @@ import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
+from urllib.parse import quote
 
 from relax_infer.discovery._fields import sequence
 from relax_infer.discovery.schema import (
@@ -13,6 +14,9 @@ from relax_infer.discovery.schema import (
     RoutingSpec,
     State,
 )
+
+_TAG_CHARACTERS = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
+"""Of ASCII, what stands in an entity tag as it is."""
 
 
 class InferenceRegistry:
@@ -50,6 +54,11 @@ class InferenceRegistry:
         with self._lock:
             return self._advance(listed, self._current.routing if routing is None else routing)
 
+    @property
+    def current(self) -> RoleSnapshot:
+        """The snapshot in force: frozen, the same object until something changes. Costs nothing."""
+        return self._current
+
     def snapshot(self) -> dict[str, Any]:
         """The document in force, detached."""
         return self._current.to_dict()
@@ -74,6 +83,16 @@ class InferenceRegistry:
         if always or (candidate.models, candidate.routing) != (current.models, current.routing):
             self._current = candidate
         return self._current.to_dict()
+
+
+def etag_of(snapshot: Mapping[str, Any]) -> str:
+    """A document's strong entity tag, ``"<registry_epoch>-<topology_revision>"`` with its quotes.
+
+    One epoch has one document per revision, so equal tags are equal documents. What a header
+    cannot carry is percent-encoded (RFC 9110 section 8.8.3 allows visible ASCII but no quote).
+    """
+    epoch = quote(str(snapshot["registry_epoch"]), safe=_TAG_CHARACTERS)
+    return f'"{epoch}-{snapshot["topology_revision"]}"'
 
 
 def _by_id(

@@ -1,13 +1,12 @@
 """Which backend a request goes to: pure, the same for the gateway and for a direct client."""
 
-import hashlib
-import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from relax_infer.discovery._candidates import Candidates
 from relax_infer.discovery.schema import (
     ModelSnapshot,
     Policy,
@@ -44,17 +43,27 @@ class RouteTarget(BaseModel):
     served_model_name: str | None
 
 
+class _Index:
+    """What the models of one snapshot have to choose from, found when first asked for."""
+
+    def __init__(self, snapshot: RoleSnapshot, before: dict[str, Candidates]) -> None:
+        self.snapshot, self.before = snapshot, before
+        self.models: dict[str, Candidates] = {}
+
+
 class RouteResolver:
     """Resolves requests against snapshots. Its only state is the round robin's cursors.
 
     Cursors are per role, epoch and model; a new epoch of a role starts again at its first replica.
-    Thread-safe.
+    What a snapshot's models have to choose from is indexed once per ``RoleSnapshot`` object: give
+    the same object again, rather than its document, which is parsed every time. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._epochs: dict[str, str] = {}
         self._cursors: dict[tuple[str, str], int] = {}
+        self._indexes: dict[str, _Index] = {}
 
     def resolve(
         self,
@@ -72,7 +81,7 @@ class RouteResolver:
         Raises:
             InferenceRoutingError: 400 or 503; nothing ever falls through to another model.
         """
-        known = _valid(snapshot)
+        known = valid_snapshot(snapshot)
         _check("model", model)
         _check("route_key", route_key)
         _check("affinity_key", affinity_key)
@@ -83,16 +92,29 @@ class RouteResolver:
             if found.router_url is None:
                 raise InferenceRoutingError(503, f"Model {found.model_id!r} has no router")
             return _target(known, found, found.router_url)
-        ready = [e for e in found.engines if e.direct_eligible and e.base_url is not None]
+        candidates = self._candidates(known, found)
+        ready = candidates.replicas
         if not ready:
             raise InferenceRoutingError(503, f"Model {found.model_id!r} has no ready replica")
         if affinity_key is not None:
-            engine = _rendezvous(known.role.value, found.model_id, affinity_key, ready)
+            engine = candidates.of(affinity_key)
         elif known.routing.policy is Policy.AFFINITY:
             raise InferenceRoutingError(400, "Routing policy affinity requires an affinity key")
         else:
             engine = ready[self._turn(known, found.model_id) % len(ready)]
         return _target(known, found, engine.base_url or "", engine)
+
+    def _candidates(self, snapshot: RoleSnapshot, model: ModelSnapshot) -> Candidates:
+        role, model_id = snapshot.role.value, model.model_id
+        index = self._indexes.get(role)
+        if index is None or index.snapshot is not snapshot:
+            # Two threads may both do this; they come to the same.
+            index = self._indexes[role] = _Index(snapshot, {} if index is None else index.models)
+        found = index.models.get(model_id)
+        if found is None:
+            found = Candidates(role, model, index.before.get(model_id))
+            index.models[model_id] = found
+        return found
 
     def _turn(self, snapshot: RoleSnapshot, model_id: str) -> int:
         role, epoch = snapshot.role.value, snapshot.registry_epoch
@@ -105,11 +127,12 @@ class RouteResolver:
             return turn
 
 
-def _valid(snapshot: RoleSnapshot | Mapping[str, Any]) -> RoleSnapshot:
-    if isinstance(snapshot, RoleSnapshot):
-        return snapshot
+def valid_snapshot(document: object) -> RoleSnapshot:
+    """The snapshot, parsed if need be; InferenceRoutingError (503) when it is none."""
+    if isinstance(document, RoleSnapshot):
+        return document
     try:
-        return RoleSnapshot.from_dict(snapshot)
+        return RoleSnapshot.from_dict(document)
     except ValueError as error:
         raise InferenceRoutingError(503, "Invalid inference discovery") from error
 
@@ -134,18 +157,6 @@ def _select(snapshot: RoleSnapshot, model: str | None, route_key: str | None) ->
         if chosen is None:
             raise InferenceRoutingError(400, "An explicit model or route_key is required")
     return snapshot.models[chosen]
-
-
-def _rendezvous(
-    role: str, model_id: str, affinity_key: str, engines: Sequence[ReplicaSnapshot]
-) -> ReplicaSnapshot:
-    """Highest random weight: address, generation and order play no part in the choice."""
-
-    def weight(engine: ReplicaSnapshot) -> bytes:
-        parts = [role, model_id, affinity_key, engine.engine_id]
-        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
-
-    return max(engines, key=weight)
 
 
 def _target(

@@ -5,6 +5,7 @@ Values are frozen to the last level and validated on construction; every failure
 JSON documents strictly, ``to_dict`` writes plain ones.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -101,9 +102,9 @@ def _engines(value: object) -> tuple["ReplicaSnapshot", ...]:
     for engine in engines:
         if not isinstance(engine, ReplicaSnapshot):
             raise ValueError(f"engines must be replicas, got {type(engine).__name__}")
-    ids = [e.engine_id for e in engines]
-    doubled = sorted({i for i in ids if ids.count(i) > 1})
-    if doubled:
+    counts = Counter(e.engine_id for e in engines)
+    if len(counts) < len(engines):
+        doubled = sorted(i for i, count in counts.items() if count > 1)
         raise ValueError(f"Duplicate engine_id: {', '.join(doubled)}")
     return tuple(sorted(engines, key=lambda e: e.engine_id))
 

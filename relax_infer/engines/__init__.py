@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from relax_infer.engines.request_log import read_request_log
     from relax_infer.engines.router import RouterAdapter, router_command
+    from relax_infer.engines.sglang_engine import SGLangEngine
     from relax_infer.engines.static import InferenceEngineSpec
 
 _HOME = {
@@ -33,6 +34,7 @@ _HOME = {
     "ReleaseProof": "release",
     "ReplicaDescription": "actor",
     "RouterAdapter": "router",
+    "SGLangEngine": "sglang_engine",
     "check_evidence": "evidence",
     "expected_digest": "digest",
     "prove_release": "release",
@@ -52,6 +54,7 @@ __all__ = [
     "ReleaseProof",
     "ReplicaDescription",
     "RouterAdapter",
+    "SGLangEngine",
     "check_evidence",
     "expected_digest",
     "prove_release",

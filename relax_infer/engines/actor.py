@@ -20,7 +20,6 @@ from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.follower import Follower
 from relax_infer.engines.node import NodeReport
 from relax_infer.engines.operations import OperationTable
-from relax_infer.engines.place import check_place
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import IllegalTransition, ReplicaState
 
@@ -68,6 +67,11 @@ class EngineActor:
         self._operations = OperationTable[ReplicaOutcome]()
         self._turn = asyncio.Lock()
 
+    @property
+    def seen(self) -> FenceToken | None:
+        """The highest token that an operation on the replica ever came with."""
+        return self._fence.seen
+
     async def ping(self) -> int:
         return os.getpid()
 
@@ -77,7 +81,7 @@ class EngineActor:
 
     async def _once(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         try:
-            check_place(self._replica.head, loads=kind not in _RELEASES)
+            self._replica.head.check_place(loads=kind not in _RELEASES)
             self._admit(kind, op.fence)
             async with self._turn:
                 # Another grant may have come while this one waited, or this one may have ended.
@@ -126,20 +130,20 @@ class EngineActor:
             self._replica.files.write_fence(self._fence)
 
     async def probe(self) -> ReplicaReport:
-        check_place(self._replica.head)
+        self._replica.head.check_place()
         return await self._replica.reports.report()
 
     async def health(self) -> ReplicaReport:
-        check_place(self._replica.head)
+        self._replica.head.check_place()
         return await self._replica.reports.health()
 
     async def read_weights(self) -> ReplicaReport:
-        check_place(self._replica.head)
+        self._replica.head.check_place()
         async with self._turn:
             return await self._replica.reports.read_weights()
 
     async def settle_requests(self, prefix: str, timeout: float) -> int:
-        check_place(self._replica.head)
+        self._replica.head.check_place()
         return await self._replica.settle(prefix, timeout)
 
     async def describe(self) -> ReplicaDescription:

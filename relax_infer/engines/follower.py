@@ -15,7 +15,6 @@ from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.actors import ActorGone, answer, find_actor, node_actor
 from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode, NodeReport
-from relax_infer.engines.place import check_place
 from relax_infer.engines.process import Launch
 
 LOOK_SECONDS = 5.0
@@ -63,15 +62,15 @@ class FollowerActor:
             return self._node.report()
 
     async def report(self) -> NodeReport:
-        check_place(self._node)
+        self._node.check_place()
         return self._node.report()
 
     async def memory(self) -> NodeUse:
-        check_place(self._node)
+        self._node.check_place()
         return await self._node.memory()
 
     def _admit(self, token: FenceToken) -> None:
-        check_place(self._node)
+        self._node.check_place()
         known = self._fence.seen
         self._fence.admit(token)
         if token != known:

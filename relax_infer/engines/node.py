@@ -13,6 +13,7 @@ from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.memory import NodeUse, memory_in_use
+from relax_infer.engines.place import check_place
 from relax_infer.engines.process import (
     EngineProcess,
     Launch,
@@ -55,6 +56,12 @@ class EngineNode:
         """For people."""
         whole = self.spec.engine_id(self.replica)
         return f"{whole} on its node {self.node}" if self.node else whole
+
+    def check_place(self, *, loads: bool = False) -> None:
+        """This process is where the node's GPUs were bound; raises as
+        :func:`relax_infer.engines.place.check_place` does."""
+        bound = self.spec.node_bundles(self.replica, self.node)[0]
+        check_place(self.name, bound, loads=loads)
 
     async def start(self, launch: Launch) -> None:
         """Start its server; it does not answer yet.

@@ -1,6 +1,6 @@
 """Whether an actor is where its GPUs were bound: Ray moves the bundles of a lost node elsewhere.
 
-The files and processes of another host say nothing about an engine, and another device may be
+The files and processes of another host say nothing about what it holds, and another device may be
 somebody else's.
 """
 
@@ -10,7 +10,6 @@ from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.host import HostIdentity
 from relax_infer.engines.host_processes import this_host
-from relax_infer.engines.node import EngineNode
 
 
 class Place(NamedTuple):
@@ -22,8 +21,9 @@ class Place(NamedTuple):
     host: HostIdentity
 
 
-def check_place(node: EngineNode, *, loads: bool = False) -> None:
-    """Refuse to speak for an engine from another host; and, where it ``loads``, another device.
+def check_place(name: str, bound: BundleBinding, *, loads: bool = False) -> None:
+    """Refuse to speak for ``name`` from another host than it was ``bound`` on; and, where it
+    ``loads``, from another device.
 
     Outside of Ray there is nothing to compare.
 
@@ -34,16 +34,15 @@ def check_place(node: EngineNode, *, loads: bool = False) -> None:
     here = where_this_is()
     if here is None:
         return
-    bound = node.spec.node_bundles(node.replica, node.node)[0]
     if here.node_ip != bound.node_ip or not _same_host(bound, here.host):
         raise UnconfirmedError(
-            f"{node.name} was bound on {bound.node_ip} ({bound.host or 'host not recorded'}); its"
+            f"{name} was bound on {bound.node_ip} ({bound.host or 'host not recorded'}); its"
             f" actor came up on {here.node_ip} ({here.host}), which proves nothing.",
             cure=f"Bring {bound.node_ip} back, or resolve it once its server is known to be gone.",
         )
     if loads and here.gpu_ids and here.gpu_ids[0] != bound.gpu_id:
         raise PermanentError(
-            f"{node.name} was bound to GPU {bound.gpu_id} of {bound.node_ip}; since that node was"
+            f"{name} was bound to GPU {bound.gpu_id} of {bound.node_ip}; since that node was"
             f" lost Ray lends it GPU {here.gpu_ids[0]}.",
             cure="Start the run anew, which binds its GPUs again (`relax-infer resolve --help`).",
         )

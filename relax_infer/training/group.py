@@ -14,6 +14,7 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
+from relax_infer.training.residence import TrainerFiles
 
 T = TypeVar("T")
 
@@ -53,6 +54,25 @@ class TrainerGroup:
         """Not on the GPUs any more; the report carries evidence of every rank."""
         return await self._operate("offload", op)
 
+    async def settle(self, op: TrainerOperation) -> TrainerReport:
+        """Where the trainer stands; one that holds nothing ends the token, with evidence. Makes an
+        actor that is not there, which looks at what an earlier one left on the host."""
+        return await self._operate("settle", op, READ_SECONDS)
+
+    async def forget(self, op: TrainerOperation) -> TrainerReport | None:
+        """Take a person's word that what cannot be asked is gone.
+
+        None: no actor could be reached. If one lives on, it loads nothing more under the token:
+        that is written where it looks before it loads.
+        """
+        for rank in range(self.spec.ranks):
+            await asyncio.to_thread(TrainerFiles(self.spec, rank).closed.close, op.fence)
+        try:
+            (actor,) = await self._actors()
+        except (RelaxError, TimeoutError):
+            return None
+        return await _answer(actor.forget.remote(op), OPERATION_SECONDS)
+
     async def train(self, request: TrainRequest) -> TrainResult:
         """One update from a committed partition, once; the ledger answers a repeat."""
         (actor,) = await self._actors()
@@ -75,9 +95,11 @@ class TrainerGroup:
         await self._gone()
         return report
 
-    async def _operate(self, method: str, op: TrainerOperation) -> TrainerReport:
+    async def _operate(
+        self, method: str, op: TrainerOperation, seconds: float = OPERATION_SECONDS
+    ) -> TrainerReport:
         (actor,) = await self._actors()
-        return await _answer(getattr(actor, method).remote(op), OPERATION_SECONDS)
+        return await _answer(getattr(actor, method).remote(op), seconds)
 
     async def _actors(self) -> list[Any]:
         ranks = range(self.spec.ranks)

@@ -14,9 +14,10 @@ from typing import TypeVar
 import psutil
 
 from relax_infer.contracts.base import Message
-from relax_infer.contracts.failures import UnconfirmedError
+from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceRecord, FenceToken
 from relax_infer.contracts.training import TrainerSpec
+from relax_infer.engines.closed_grants import ClosedGrants
 from relax_infer.training.hf_folder import sync_folder
 from relax_infer.training.ledger import run_folder
 
@@ -43,6 +44,7 @@ class TrainerFiles:
         here = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
         self._residence = here / f"{spec.actor_name(rank)}.residence.json"
         self._fence = run_folder(spec.run) / "trainer" / f"rank-{rank}.fence.json"
+        self.closed = ClosedGrants(spec.run.store, spec.run.run, f"trainer/rank-{rank}")
 
     def fence_memory(self) -> FenceMemory:
         record = _read(self._fence, FenceRecord)
@@ -96,19 +98,36 @@ def check_gone(residence: Residence) -> None:
             f"An earlier trainer ran as process {residence.pid} in another pid namespace.",
             cure="Whether it still holds its GPU has to be looked at there.",
         )
-    if residence.pid == os.getpid():
-        return
-    try:
-        process = psutil.Process(residence.pid)
-        alive = process.create_time() == residence.started
-        alive = alive and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return
-    if alive:
+    if _lives(residence):
         raise UnconfirmedError(
             f"An earlier trainer process, {residence.pid}, is still alive and may hold the GPU.",
             cure="Ray believes it dead; end it, then ask again.",
         )
+
+
+def check_not_seen(residence: Residence) -> None:
+    """Before a person's word is taken for what cannot be looked at.
+
+    Raises:
+        PermanentError: it can be looked at, and the process that wrote ``residence`` lives.
+    """
+    if residence.pid_namespace == _pid_namespace() and _lives(residence):
+        raise PermanentError(
+            f"An earlier trainer process, {residence.pid}, is alive on this host.",
+            cure="End it, then say so again.",
+        )
+
+
+def _lives(residence: Residence) -> bool:
+    """As another process of this pid namespace."""
+    if residence.pid == os.getpid():
+        return False
+    try:
+        process = psutil.Process(residence.pid)
+        same = process.create_time() == residence.started
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _pid_namespace() -> str:

@@ -21,9 +21,10 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
+from relax_infer.engines.place import check_place
 from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
-from relax_infer.training.residence import TrainerFiles, check_gone
+from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class TrainerActor:
         self._fence = self._files.fence_memory()
         self._policy = PolicyTrainer(spec, rank)
         self._holder = f"trainer/rank-{rank}"
+        self._bound = spec.bundles[rank] if spec.bundles else None
         self._read = read or _read_partition
         self._operations = Joined[TrainerReport]()
         self._steps = Joined[TrainResult](keep=0)  # the ledger remembers
@@ -60,6 +62,7 @@ class TrainerActor:
 
     async def status(self) -> TrainerStatus:
         """Where the trainer stands; changes nothing, and answers during an operation."""
+        self._check_place()
         ledger = await asyncio.to_thread(lambda: self._policy.ledger)
         return TrainerStatus(
             step=ledger.step,
@@ -85,6 +88,23 @@ class TrainerActor:
         """The device is free of the trainer; with evidence. Raises as :meth:`onload` does."""
         return await self._operations.ask(("offload", op.operation_id), lambda: self._offload(op))
 
+    async def settle(self, op: TrainerOperation) -> TrainerReport:
+        """Where the trainer stands. One that holds nothing says so with evidence and ends the
+        token: what was to be loaded under it, and is still on its way, is refused from here on.
+
+        No evidence: it is resident, at work or in doubt, and nothing was changed.
+        """
+        return await self._operations.ask(("settle", op.operation_id), lambda: self._settle(op))
+
+    async def forget(self, op: TrainerOperation) -> TrainerReport:
+        """A person's word that an earlier trainer process is gone, where nobody can look; this one
+        lets go of what it holds. With evidence; the token has ended.
+
+        Raises:
+            PermanentError: the earlier process lives on this host: the word is wrong.
+        """
+        return await self._operations.ask(("forget", op.operation_id), lambda: self._forget(op))
+
     async def train(self, request: TrainRequest) -> TrainResult:
         """One update from the partition, once: a step of the ledger returns its entry.
 
@@ -106,7 +126,7 @@ class TrainerActor:
 
     async def _onload(self, op: TrainerOperation) -> TrainerReport:
         async with self._turn:
-            self._admit(op.fence, loads=True)
+            await self._admit_load(op.fence)
             await self._make_resident(op.fence)
         return TrainerReport(status=await self.status())
 
@@ -117,6 +137,19 @@ class TrainerActor:
             self._fence.end()
             self._files.write_fence(self._fence)
         return TrainerReport(status=await self.status(), evidence=(evidence,))
+
+    async def _settle(self, op: TrainerOperation) -> TrainerReport:
+        self._check_place()
+        if self._turn.locked() or self._policy.holds or self._doubt() is not None:
+            return TrainerReport(status=await self.status())
+        return await self._offload(op)
+
+    async def _forget(self, op: TrainerOperation) -> TrainerReport:
+        self._check_place()
+        if self._earlier is not None:
+            check_not_seen(self._earlier)
+            self._earlier = None
+        return await self._offload(op)
 
     async def _train(self, request: TrainRequest) -> TrainResult:
         async with self._turn:
@@ -145,17 +178,28 @@ class TrainerActor:
             return
         if self._earlier is None or self._earlier.resident_under != seen:
             raise PermanentError(f"Step {request.step}: the trainer is offloaded; onload it first.")
-        # The process that was onloaded under this very grant died; the grant is still ours.
-        check_gone(self._earlier)
+        # The process that was onloaded under this very grant died. Unless somebody has proved that
+        # it sleeps, the grant is still ours.
+        await self._admit_load(seen)
         await self._make_resident(seen)
 
+    def _check_place(self, *, loads: bool = False) -> None:
+        """What this host shows of an earlier trainer counts only where that one ran."""
+        if self._bound is not None:
+            check_place(self._holder, self._bound, loads=loads)
+
     def _admit(self, token: FenceToken, *, loads: bool = False) -> None:
+        self._check_place(loads=loads)
         if self._earlier is not None:
             check_gone(self._earlier)
         known = self._fence.seen
         self._fence.admit(token, loads=loads)
         if token != known:
             self._files.write_fence(self._fence)
+
+    async def _admit_load(self, token: FenceToken) -> None:
+        await asyncio.to_thread(self._files.closed.check, token)
+        self._admit(token, loads=True)
 
     async def _make_resident(self, token: FenceToken) -> None:
         """What was loaded before a failure is taken off the device again."""

@@ -1,5 +1,4 @@
 import asyncio
-import json
 from typing import Any
 
 import aiohttp
@@ -13,31 +12,11 @@ from relax_infer.discovery import (
     generate_with_discovery,
 )
 from relax_infer.discovery.client import endpoint_url
-from tests.gateway.fakes import Engine, engine, gateway, registry, until
+from tests.discovery.servers import Provider, echo, sent
+from tests.gateway.fakes import engine, gateway, registry, until
 
+INF, NAN = float("inf"), float("nan")
 PAYLOAD = {"text": "x", "model": "m", "route_key": "k", "n": 1}
-
-
-async def echo(request: web.Request, payload: dict[str, Any]) -> web.Response:
-    return web.json_response({"text": "ok"})
-
-
-class Provider:
-    """A role's document that tests change under the client, and how often it was read."""
-
-    def __init__(self, *engines: Engine, **changes: Any) -> None:
-        self.document: Any = registry("genrm", *(e.url for e in engines), **changes)
-        self.reads = 0
-
-    async def __call__(self) -> dict[str, Any]:
-        self.reads += 1
-        if isinstance(self.document, Exception):
-            raise self.document
-        return self.document
-
-
-def sent(upstream: Engine) -> dict[str, Any]:
-    return json.loads(upstream.posts[-1][1])
 
 
 @pytest.mark.parametrize(
@@ -47,8 +26,11 @@ def sent(upstream: Engine) -> dict[str, Any]:
         {"discovery_url": "http://h", "snapshot_provider": Provider()},
         {"discovery_url": "file://h"},
         {"discovery_url": "http://h", "gateway_url": "h"},
-        *({"discovery_url": "http://h", "timeout": t} for t in (0, -1, float("inf"), True, "1")),
-        *({"discovery_url": "http://h", "cache_ttl": t} for t in (-1, None, True)),
+        {"discovery_url": ""},
+        {"discovery_url": "http://h?schema=2"},
+        {"snapshot_provider": registry("genrm")},
+        *({"discovery_url": "http://h", "timeout": t} for t in (0, -1, INF, NAN, True, "1", None)),
+        *({"discovery_url": "http://h", "cache_ttl": t} for t in (-1, NAN, None, True, "1")),
         *({"discovery_url": "http://h", "max_connections": n} for n in (0, -1, True, 1.5, None)),
     ],
 )
@@ -58,7 +40,8 @@ async def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["x", "", "//host/x", "/x?q=1", "/x#f", "http://h/x", "/a b", "/x?", "/\\x"]
+    "path",
+    ["x", "", "//host/x", "/x?q=1", "/x#f", "http://h/x", "/a b", "/x?", "/\\x", "/u:p@h/x"],
 )
 def test_a_path_cannot_lead_elsewhere(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
@@ -293,3 +276,46 @@ async def test_as_many_requests_are_in_flight_as_connections_were_asked_for() ->
         async with asyncio.timeout(20):
             await asyncio.gather(*(client.generate({"text": str(n)}) for n in range(count)))
     assert len(upstream.posts) == count
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
+async def test_both_chat_paths_reach_a_router_that_nobody_manages(path: str) -> None:
+    """Finding F2, the client's part: an external router, a fixed snapshot, nothing to discover."""
+    async with engine(chunks) as router:
+        fixed = registry("rollout", served_model_name="policy", route_mode="SGLANG_ROUTER",
+                         router_url=router.url)  # fmt: skip
+
+        async def provide() -> dict[str, Any]:
+            return fixed
+
+        async with InferenceClient(snapshot_provider=provide) as client:
+            stream = client.stream(path, {"messages": [], "stream": True})
+            assert b"".join([c async for c in stream]).endswith(b"[DONE]\r\n\r\n")
+            assert sent(router) == {"messages": [], "stream": True, "model": "policy"}
+    async with engine(echo) as router:
+        fixed["models"]["m"]["router_url"] = router.url
+        async with InferenceClient(snapshot_provider=provide) as client:
+            assert await client.chat({"messages": []}) == {"text": "ok"}
+        assert sent(router) == {"messages": [], "model": "policy"}
+
+
+async def test_a_router_hears_of_the_affinity_and_picks_the_replica_itself() -> None:
+    async with engine(echo) as router, engine(echo) as worker:
+        provider = Provider(worker, route_mode="SGLANG_ROUTER", router_url=router.url)
+        async with InferenceClient(snapshot_provider=provider) as client:
+            await client.generate({"text": "x"}, affinity_key="group-7")
+        assert router.posts[0][0]["X-SMG-Routing-Key"] == "group-7"
+        assert worker.posts == []
+
+
+async def test_a_header_of_any_case_is_the_affinity() -> None:
+    async with engine(echo) as one, engine(echo) as other:
+        provider = Provider(one, other, state="READY")
+        provider.document["routing"]["policy"] = "affinity"
+        async with InferenceClient(snapshot_provider=provider) as client:
+            for name in ("X-SMG-Routing-Key", "x-smg-routing-key", "X-SMG-ROUTING-KEY"):
+                await client.generate({"text": "x"}, headers={name: "k"})
+            with pytest.raises(InferenceRoutingError) as caught:
+                await client.generate({"text": "x"})
+        assert caught.value.status_code == 400
+        assert sorted((len(one.posts), len(other.posts))) == [0, 3]

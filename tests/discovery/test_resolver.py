@@ -1,6 +1,8 @@
 import hashlib
 import json
-import pickle
+import threading
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -193,11 +195,81 @@ def test_affinity_survives_a_new_address_and_loses_only_what_moved() -> None:
             assert third.engine_id == first.engine_id
 
 
-def test_a_routing_error_survives_pickling() -> None:
-    import cloudpickle
+@pytest.mark.parametrize("key", ["prompt ü", 'a"b\\', "\ud800", "x" * 10_000, '["math", 7]'])
+def test_any_text_is_an_affinity_key(key: str) -> None:
+    snapshot = role(model("a"))
+    weights = {
+        e.engine_id: hashlib.sha256(
+            json.dumps(["teacher", "a", key, e.engine_id], separators=(",", ":")).encode()
+        ).digest()
+        for e in snapshot.models["a"].engines
+    }
+    chosen = RouteResolver().resolve(snapshot, model="a", affinity_key=key).engine_id
+    assert chosen == max(weights, key=lambda e: weights[e])
 
-    error = InferenceRoutingError(503, "later")
-    for tool in (pickle, cloudpickle):
-        again = tool.loads(tool.dumps(error))
-        assert (again.status_code, again.message) == (503, "later")
-        assert (again.args, str(again)) == (error.args, "later")
+
+def test_a_choice_is_never_of_an_earlier_snapshot() -> None:
+    """The resolver indexes snapshots; epoch and revision alone do not tell them apart."""
+    resolver = RouteResolver()
+    three, one = role(model("a")), role(model("a", replicas=1))
+    for _ in range(2):
+        for snapshot, size in ((three, 3), (one, 1), (three.to_dict(), 3), (one.to_dict(), 1)):
+            ids = {resolver.resolve(snapshot, model="a").engine_id for _ in range(3)}
+            assert len(ids) == size
+            sticky = {
+                resolver.resolve(snapshot, model="a", affinity_key=str(n)).engine_id
+                for n in range(40)
+            }
+            assert len(sticky) == size
+    document = three.to_dict()
+    document["models"]["a"]["state"] = "SLEEPING"
+    with pytest.raises(InferenceRoutingError):
+        resolver.resolve(document, model="a")
+
+
+def test_one_resolver_serves_several_roles_with_a_round_for_each() -> None:
+    resolver, teacher = RouteResolver(), role(model("a"))
+    judge = RoleSnapshot.from_dict(teacher.to_dict() | {"role": "genrm", "registry_epoch": "g"})
+    turns = [
+        str(resolver.resolve(snapshot, model="a").engine_id)[-1]
+        for _ in range(3)
+        for snapshot in (teacher, judge)
+    ]
+    assert turns == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_the_role_is_part_of_the_rendezvous() -> None:
+    teacher = role(model("a", replicas=8))
+    judge = RoleSnapshot.from_dict(teacher.to_dict() | {"role": "genrm"})
+    resolver = RouteResolver()
+    chosen = [
+        [resolver.resolve(s, model="a", affinity_key=str(n)).engine_id for n in range(40)]
+        for s in (teacher, judge)
+    ]
+    assert chosen[0] != chosen[1]
+
+
+class Hesitant(dict[Any, Any]):
+    """Lets other threads in between a look and what follows from it."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = super().get(key, default)
+        time.sleep(0.0005)
+        return found
+
+
+def test_turns_are_each_taken_once_by_many_threads() -> None:
+    snapshot, resolver = role(model("a", replicas=4)), RouteResolver()
+    resolver.resolve(snapshot, model="a")
+    resolver._cursors = Hesitant()
+    taken: list[str | None] = []
+
+    def take() -> None:
+        taken.extend(resolver.resolve(snapshot, model="a").engine_id for _ in range(10))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(Counter(taken).values()) == {10}

@@ -6,11 +6,17 @@ import pytest
 
 from relax_infer.discovery import (
     ModelSnapshot,
+    Policy,
     ReplicaSnapshot,
+    Role,
     RoleSnapshot,
+    RouteMode,
     RoutingSpec,
     State,
+    WeightSource,
 )
+
+STATIC_CANNOT = {"weight_update", "update_weights", "dcs", "register_dcs", "seed_weight_sync"}
 
 
 def replica(**changes: Any) -> ReplicaSnapshot:
@@ -243,7 +249,10 @@ def test_unknown_and_missing_keys_are_errors_at_every_level() -> None:
         "replica": lambda d: d["models"]["m"]["engines"][0],
     }
     required = {
-        "registry": (*("schema_version", "role", "registry_epoch"), "routing", "models"),
+        "registry": (
+            *("schema_version", "role", "registry_epoch"),
+            *("topology_revision", "routing", "models"),
+        ),
         "routing": (),
         "model": ("state", "route_mode", "engines", "weight_source"),
         "replica": ("engine_id", "base_url", "state", "direct_eligible"),
@@ -280,6 +289,10 @@ def test_a_model_is_listed_under_its_own_id() -> None:
     wrong["models"]["m"]["model_id"] = "n"
     with pytest.raises(ValueError, match="model_id"):
         RoleSnapshot.from_dict(wrong)
+    with pytest.raises(ValueError, match="model_id"):
+        ModelSnapshot.from_dict(wrong["models"]["m"], "m")
+    with pytest.raises(ValueError, match="Missing model fields: model_id"):
+        ModelSnapshot.from_dict({k: v for k, v in model().to_dict().items() if k != "model_id"})
 
 
 @pytest.mark.parametrize("wrong", [None, [], "x", 2])
@@ -287,3 +300,64 @@ def test_a_document_is_an_object(wrong: object) -> None:
     for broken in (wrong, document(models=wrong), document(routing=wrong)):
         with pytest.raises(ValueError, match="must be an object"):
             RoleSnapshot.from_dict(broken)
+
+
+def test_the_enumerations_are_exactly_these() -> None:
+    assert [r.value for r in Role] == ["rollout", "genrm", "teacher"]
+    assert {s.value for s in State} == {
+        *("UNKNOWN", "STARTING", "READY", "DRAINING", "SLEEPING"),
+        *("ONLOADING", "FAILED", "STOPPING", "DEAD"),
+    }
+    assert {m.value for m in RouteMode} == {"DIRECT", "SGLANG_ROUTER"}
+    assert {w.value for w in WeightSource} == {"STATIC", "ACTOR", "DCS"}
+    assert {p.value for p in Policy} == {"round_robin", "affinity"}
+    assert RoutingSpec().policy is Policy.ROUND_ROBIN
+    assert model().weight_source is WeightSource.STATIC
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("policy", v) for v in ("random", "ROUND_ROBIN", None, 1)),
+        *(("policy_revision", v) for v in (-1, True, 2.0, "1", None)),
+        *(("default_model", v) for v in ("", " m", 1)),
+        *(("aliases", v) for v in (None, [], "a", {"": "m"}, {"a ": "m"}, {"a": ""}, {"a": 1})),
+        *(("route_key_map", v) for v in (None, [["k", "m"]], {1: "m"}, {"k": None})),
+    ],
+)
+def test_wrong_routing_fields_are_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{field}"):
+        RoutingSpec(**{field: value})
+
+
+@pytest.mark.parametrize("capability", sorted(STATIC_CANNOT))
+def test_every_capability_of_changing_weights_is_forbidden_to_static(capability: str) -> None:
+    for spelled in (capability, capability.upper(), capability.title()):
+        with pytest.raises(ValueError, match="STATIC"):
+            model(capabilities=[spelled])
+        for source in ("ACTOR", "DCS"):
+            assert model(capabilities=[spelled], weight_source=source).capabilities == (spelled,)
+
+
+def test_fields_of_a_phase_are_refused_wherever_they_stand() -> None:
+    """Finding F16: a snapshot says what may be called, and nothing of phases."""
+    for field in ("phase", "phase_epoch"):
+        with pytest.raises(ValueError, match=f"Unknown registry fields: {field}"):
+            RoleSnapshot.from_dict(document(**{field: 1}))
+        wrong = document()
+        wrong["models"]["m"][field] = 1
+        with pytest.raises(ValueError, match=f"Unknown model fields: {field}"):
+            RoleSnapshot.from_dict(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["x", {"engine_id": "e"}, None, {}])
+def test_engines_of_a_document_are_a_list(wrong: object) -> None:
+    broken = document()
+    broken["models"]["m"]["engines"] = wrong
+    with pytest.raises(ValueError, match="engines must be a list"):
+        RoleSnapshot.from_dict(broken)
+
+
+def test_a_served_name_is_independent_of_the_model_id_and_its_aliases() -> None:
+    served = {"m": model(served_model_name="a"), "n": model(model_id="n", served_model_name="m")}
+    assert role(models=served).models["n"].served_model_name == "m"

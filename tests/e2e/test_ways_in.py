@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 async def test_the_python_program_of_the_documentation_runs(stack: Stack, tmp_path: Path):
-    (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), re.DOTALL)
     run = f"run-{uuid.uuid4().hex[:8]}"
     assert '"run-1"' in program
     assert '"127.0.0.1:7233"' in program

@@ -11,7 +11,7 @@ from relax_infer.contracts.host import HostIdentity
 from relax_infer.engines import place
 from relax_infer.engines.actor import EngineActor
 from relax_infer.engines.node import EngineNode
-from relax_infer.engines.place import Place, check_place
+from relax_infer.engines.place import Place
 from relax_infer.machines import ReplicaState
 from tests.engines.checkpoints import group_spec, make_checkpoint
 
@@ -33,7 +33,7 @@ def come_up(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
 
 def test_where_it_was_bound_it_may_speak_and_load(node, monkeypatch):
     come_up(monkeypatch)
-    check_place(node, loads=True)
+    node.check_place(loads=True)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_elsewhere_it_proves_nothing(node, monkeypatch, elsewhere):
     """pains 5, 7: what another host does not show may live on the lost one."""
     come_up(monkeypatch, **elsewhere)
     with pytest.raises(UnconfirmedError, match=r"bound on 10\.0\.0\.1.* proves nothing"):
-        check_place(node)
+        node.check_place()
 
 
 def test_its_own_machine_booted_again_is_its_place(node, monkeypatch):
     come_up(monkeypatch, host=HERE.model_copy(update={"boot_id": "b2", "pid_namespace": "pid:[2]"}))
-    check_place(node, loads=True)
+    node.check_place(loads=True)
 
 
 def test_on_another_device_it_may_prove_but_not_load(node, monkeypatch):
     come_up(monkeypatch, gpu_ids=(6,))
-    check_place(node)
+    node.check_place()
     with pytest.raises(PermanentError, match=r"bound to GPU 5 of 10\.0\.0\.1.* GPU 6"):
-        check_place(node, loads=True)
+        node.check_place(loads=True)
 
 
 async def test_the_actor_of_a_replica_elsewhere_calls_it_failed_and_never_gone(node, monkeypatch):

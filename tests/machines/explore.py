@@ -31,6 +31,7 @@ Check = Callable[[Config, State], object]
 PROVING = frozenset(
     {
         *("probe", "held_back_answer", "resolve", "resolve_and_abandon"),
+        "resolve_unreachable",
         *("answer", "hear", "again", "request_lost", "reply_lost"),
     }
 )

@@ -23,25 +23,6 @@ class Fault(NamedTuple):
 
 
 FAULTS_OF_THE_RULES: dict[str, Fault] = {
-    # GpuLease._resolve_role asks nothing of the trainer, so its token goes on: a duplicate of the
-    # onload loads beside the next holder.
-    "a-person's-word-does-not-end-the-trainer's-token": Fault(
-        Config(
-            roles=THREE,
-            allow=frozenset({"late_trainer_load"}),
-            only=frozenset({"request_lost", "late"}),
-        )
-    ),
-    # probe_trainer says SLEEPING of a token that did not end: after a failed load, which the
-    # actor does not record, the same operation is carried out again.
-    "a-probe-does-not-end-the-trainer's-token": Fault(
-        Config(
-            roles=THREE,
-            allow=frozenset({"late_trainer_load"}),
-            only=frozenset({"answer", "late"}),
-            without=_PERSON,
-        )
-    ),
     # A recovery that was to rebuild stops within the grant (``ends_grant`` False). When it is
     # ABANDONED instead, nobody ends the token at its engine, whose actor was ended by the stop.
     "an-abandoned-rebuild-does-not-end-its-token": Fault(

@@ -4,6 +4,8 @@
 between two rules, under the names that the methods have there.
 """
 
+from collections.abc import Callable
+
 from relax_infer.machines import (
     LEASE,
     GroupState,
@@ -18,8 +20,24 @@ from tests.machines.hazards import carried_out, losses
 from tests.machines.host import look, lose_actor, lose_server
 from tests.machines.model import Role, batch_of
 from tests.machines.recoveries import AGAIN, met
-from tests.machines.trainer import end_trainer, lose_trainer, trainer_answer, trainer_look
-from tests.machines.values import HOLDING, LOST, Answer, Call, Group, Recovery, Report, Token
+from tests.machines.trainer import (
+    end_trainer,
+    lose_trainer,
+    trainer_answer,
+    trainer_forget,
+    trainer_look,
+)
+from tests.machines.values import (
+    HOLDING,
+    LOST,
+    Answer,
+    Call,
+    Engine,
+    Group,
+    Recovery,
+    Report,
+    Token,
+)
 from tests.machines.working_copy import WorkingCopy
 from workflows._failures import PERMANENT, UNCONFIRMED
 from workflows.gpu_lease import GRANT_ATTEMPTS
@@ -132,7 +150,7 @@ class LeaseMoves(WorkingCopy):
     def on_probe(self, name: str) -> None:
         role, token = self._role(name), self.state.book.lease(name).token
         if name == "trainer":
-            return self._heard_probe(name, trainer_look(role.engines[0], token), token)
+            return self._heard_probe(name, self._trainer(trainer_look), token)
         reports = tuple(look(engine) for engine in role.engines)
         what = self._probe(name, reports)
         asleep = (ReplicaState.SLEEPING, ReplicaState.DEAD)
@@ -147,7 +165,7 @@ class LeaseMoves(WorkingCopy):
         self._cost()
         role, token = self._role(name), self.state.book.lease(name).token
         if name == "trainer":
-            what = trainer_look(role.engines[0], token)
+            what = self._trainer(trainer_look)
         else:
             what = self._probe(name, tuple(look(engine) for engine in role.engines))
         if what and token is not None:
@@ -177,6 +195,14 @@ class LeaseMoves(WorkingCopy):
         if not answer.ok and answer.kind == PERMANENT:
             raise Violation(f"{name}: a probe was refused")
 
+    def _trainer(self, ask: Callable[[Engine, Token], tuple[Engine, str]]) -> str:
+        """What an activity that takes no time makes of the trainer, and says."""
+        token = self.state.book.lease("trainer").token
+        assert token is not None
+        engine, said = ask(self._role("trainer").engines[0], token)
+        self._each_engine("trainer", 0, lambda _: engine)
+        return said
+
     def _heard_probe(self, name: str, what: str, token: Token | None) -> None:
         """Mirrors ``GpuLease._reconcile_once`` after its await."""
         now = self.state.book.lease(name)
@@ -198,8 +224,18 @@ class LeaseMoves(WorkingCopy):
         self.state = self.state._replace(resolving=(name, "abandon" if abandon else ""))
         token = self.state.book.lease(name).token
         if name == "trainer":
-            return self._heard_resolution(name, token, Answer(True, state="SLEEPING"))
+            said = self._trainer(trainer_forget)
+            return self._heard_resolution(name, token, Answer(bool(said), state=said))
         return self._ask(name, "resolve", token)
+
+    def on_resolve_unreachable(self, name: str) -> None:
+        """The trainer's host is cut off: nothing holds there, and what was on its way may come."""
+        self._end_what_holds(name)
+        token = self.state.book.lease(name).token
+        assert token is not None
+        self._each_engine(name, 0, lambda e: e.with_closed(token))
+        self.state = self.state._replace(resolving=(name, ""))
+        self._heard_resolution(name, token, Answer(True, state="SLEEPING"))
 
     def on_resolve_and_abandon(self, name: str) -> None:
         self.on_resolve(name, abandon=True)

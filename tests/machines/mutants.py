@@ -32,7 +32,7 @@ from relax_infer.machines import (
 from relax_infer.machines import ReplicaState as R
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.trainer import TrainerActor
-from tests.machines import host, values
+from tests.machines import host, trainer, values
 from tests.machines.explore import Broken, explore
 from tests.machines.model import Config
 from tests.machines.moves import _Next
@@ -332,6 +332,13 @@ def _holds_once_resident(self: Any) -> None:
         self.resident = self.holds = True
 
 
+async def _lets_go_and_keeps_its_token(self: TrainerActor, op: Any) -> Any:
+    report = await self._offload(op)
+    self._fence.ended = False
+    self._files.write_fence(self._fence)
+    return report
+
+
 ENGINE_GUARDS: dict[str, Mutate] = {
     "engine-takes-a-lower-token": replaced(FenceMemory, "admit", _admit_lower),
     "engine-loads-under-an-ended-token": replaced(FenceMemory, "admit", _admit_ended),
@@ -367,6 +374,14 @@ ENGINE_GUARDS: dict[str, Mutate] = {
     "recoveries-are-not-followed": ignored(GroupBook, "follow"),
     "losses-are-not-mended": replaced(EngineLifecycle, "_mend", _nothing),
     "trainer-orphan-is-not-doubted": ignored(TrainerActor, "_doubt"),
+    "trainer-orphan-is-not-looked-for": ignored(trainer._Device, "check_gone"),
+    "a-probe-leaves-the-trainer-its-token": replaced(
+        TrainerActor, "_settle", _lets_go_and_keeps_its_token
+    ),
+    "a-word-leaves-the-trainer-its-token": replaced(
+        TrainerActor, "_forget", _lets_go_and_keeps_its_token
+    ),
+    "the-trainer-does-not-ask-whether-its-grant-is-closed": ignored(trainer._Device, "check"),
     "trainer-forgets-a-partial-load": replaced(PolicyTrainer, "onload", _holds_once_resident),
 }
 

@@ -39,12 +39,12 @@ def test_a_probe_looks_at_what_was_given_up():
     assert turn.answer.state != "SLEEPING"
 
 
-@fault
 def test_a_trainer_whose_sleep_was_proved_does_not_load_for_a_late_update():
     """Its process died under the grant; a probe says SLEEPING and ends nothing."""
     engine, _ = trainer_operate(Engine(), "onload", _TOKEN, "")
     engine = lose_trainer(engine, orphan=False)
-    assert trainer_look(engine, _TOKEN) == "SLEEPING"
+    engine, said = trainer_look(engine, _TOKEN)
+    assert said == "SLEEPING"
     engine, _ = trainer_train(engine, _TOKEN)
     assert engine.gpu is Gpu.NONE
 

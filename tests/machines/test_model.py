@@ -103,6 +103,18 @@ def test_without_faults_there_is_one_way_and_it_ends_well():
             ),
             id="proof-cannot-be-had-and-a-person-says-so",
         ),
+        pytest.param(
+            Config(roles=THREE, only=frozenset({"request_lost", "late"})),
+            id="a-person-s-word-ends-the-trainer-s-token",
+        ),
+        pytest.param(
+            Config(
+                roles=THREE,
+                only=frozenset({"answer", "late"}),
+                without=frozenset({"resolve", "resolve_and_abandon", "resolve_unreachable"}),
+            ),
+            id="a-probe-ends-the-trainer-s-token",
+        ),
     ],
 )
 def test_the_rules_hold_also_where_they_once_did_not(config: Config):

@@ -52,6 +52,7 @@ NOT_IN_THE_MODEL: dict[str, str] = {
 SURVIVORS: dict[str, str] = {
     "without Replica DRAINING on DEATH_NOTICED": "a loss that a table does not allow is left to"
     " the next probe",
+    "trainer-orphan-is-not-doubted": "the probe's own release looks for an earlier process again",
     "death-is-not-noticed": "a dead server answers nothing, so every operation on it fails anyway",
 }
 """Mutants that every search lets pass, and why that is right."""
@@ -63,6 +64,8 @@ NEEDS_TWO_FAULTS = frozenset(
         *("probe-under-any-token", "probe-of-one-proves-all", "resolve-does-nothing"),
         *("recovery-does-not-stop", "recovery-does-not-wait-for-proof"),
         *("trainer-forgets-a-partial-load", "a-probe-of-any-grant-counts"),
+        *("a-probe-leaves-the-trainer-its-token", "a-word-leaves-the-trainer-its-token"),
+        "the-trainer-does-not-ask-whether-its-grant-is-closed",
         "nobody-tells-the-lease-of-a-lost-holder",
         *("without Replica ONLOADING on DEATH_NOTICED", "without Replica READY on STOP_STARTED"),
         "without Replica ONLOADING on STOP_STARTED",

@@ -13,7 +13,9 @@ import activities.training as activities_module
 import relax_infer.training.trainer as trainer_module
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.contracts.refs import StagedRef
 from relax_infer.machines import ReplicaState
+from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.trainer import TrainerActor
 from tests.machines.values import (
@@ -29,16 +31,24 @@ from tests.machines.values import (
 )
 from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED
 
+_STAGED = StagedRef(uri="memory://evidence", sha256="0" * 64, rows=1)
+
 
 class _Device:
-    """The device, the files of the host and whether an earlier process still lives."""
+    """The device, the files of host and store, and whether an earlier process still lives."""
 
     def __init__(self, engine: Engine, trouble: str) -> None:
         self.gpu, self.trouble = engine.gpu, trouble
         self.kept = FenceMemory(engine.seen.real() if engine.seen else None, ended=engine.ended)
         self.resident_under = engine.server_seen.real() if engine.server_seen else None
+        self.closed, self.tokens_closed = self, engine.closed
 
     # files
+    def check(self, token: FenceToken) -> None:
+        """Of ``ClosedGrants``."""
+        if token_of(token) in self.tokens_closed:
+            raise StaleFence(token, token)
+
     def write_fence(self, memory: FenceMemory) -> None:
         self.kept = FenceMemory(memory.seen, ended=memory.ended)
 
@@ -48,6 +58,10 @@ class _Device:
     def check_gone(self, _: object) -> None:
         if self.gpu is Gpu.ORPHAN:
             raise UnconfirmedError("an earlier process is still alive")
+
+    def check_not_seen(self, _: object) -> None:
+        if self.gpu is Gpu.ORPHAN:
+            raise PermanentError("an earlier process is alive")
 
     # learner
     def to_device(self) -> None:
@@ -75,11 +89,12 @@ def _actor(engine: Engine, device: _Device) -> Any:
         actor._earlier = SimpleNamespace(resident_under=device.resident_under)
     actor._fence = FenceMemory(device.kept.seen, ended=device.kept.ended)
     actor._turn, actor._in_thread = asyncio.Lock(), _inline
+    actor._operations = Joined[Any]()
     return actor
 
 
-async def _inline(call: Any) -> Any:
-    return call()
+async def _inline(call: Any, *args: Any) -> Any:
+    return call(*args)
 
 
 def _value(actor: Any, device: _Device) -> Engine:
@@ -90,6 +105,7 @@ def _value(actor: Any, device: _Device) -> Engine:
         server_seen=token_of(device.resident_under),
         resident=tuple(name for name in ("holds", "resident") if getattr(actor._policy, name)),
         holder="earlier" if actor._earlier is not None else "",
+        closed=device.tokens_closed,
     )
 
 
@@ -99,7 +115,8 @@ def _with(engine: Engine, trouble: str, call: Any) -> tuple[Engine, Exception | 
     with replaced(
         trainer_module,
         check_gone=device.check_gone,
-        asyncio=SimpleNamespace(to_thread=lambda call: _inline(call)),
+        check_not_seen=device.check_not_seen,
+        asyncio=SimpleNamespace(to_thread=_inline),
     ):
         try:
             run(call(actor))
@@ -141,17 +158,34 @@ def trainer_train(engine: Engine, token: Token) -> tuple[Engine, bool]:
 
 
 @memo
-def trainer_look(engine: Engine, token: Token | None) -> str:
-    """What the real ``probe_trainer`` says of the real actor's status."""
-    device = _Device(engine, "")
-    actor = _actor(engine, device)
-    operation: Any = SimpleNamespace(trainer=None, fence=token.real() if token else None)
-    inline = SimpleNamespace(to_thread=lambda call: _inline(call))
-    with (
-        replaced(trainer_module, check_gone=device.check_gone, asyncio=inline),
-        replaced(activities_module, TrainerGroup=lambda _: actor),
-    ):
-        return run(activities_module.probe_trainer(operation)).state
+def trainer_look(engine: Engine, token: Token) -> tuple[Engine, str]:
+    """What the real ``probe_trainer`` makes of the real actor, and says; "": it failed."""
+    return _asked(engine, token, activities_module.probe_trainer)
+
+
+@memo
+def trainer_forget(engine: Engine, token: Token) -> tuple[Engine, str]:
+    """The same of ``forget_trainer``; "": the word is refused."""
+    return _asked(engine, token, activities_module.forget_trainer)
+
+
+def _asked(engine: Engine, token: Token, activity: Any) -> tuple[Engine, str]:
+    trainer = SimpleNamespace(ranks=1, run=None)
+    operation: Any = SimpleNamespace(trainer=trainer, operation_id="op", fence=token.real())
+    said: list[str] = []
+
+    async def ask(actor: Any) -> None:
+        store = SimpleNamespace(write_json=lambda *_: _STAGED)
+        with replaced(
+            activities_module,
+            TrainerGroup=lambda _: actor,
+            store_of=lambda _: store,
+            asyncio=SimpleNamespace(to_thread=_inline),
+        ):
+            said.append((await activity(operation)).state)
+
+    engine, _ = _with(engine, "", ask)
+    return engine, said[0] if said else ""
 
 
 def lose_trainer(engine: Engine, *, orphan: bool) -> Engine:

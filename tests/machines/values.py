@@ -88,6 +88,14 @@ class Engine(NamedTuple):
     """The holder file: "" none, "own" of this actor, "adopted" of an earlier one."""
     error: bool = False
     """The actor remembers a failure."""
+    closed: tuple[Token, ...] = ()
+    """Grants that the store says are over for it; only those that it would not refuse anyhow."""
+
+    def with_closed(self, token: Token) -> "Engine":
+        """The store says so from now on; the engine itself has not heard."""
+        if self.seen is not None and token < self.seen:
+            return self
+        return self._replace(closed=tuple(sorted({*self.closed, token})))
 
 
 class Report(NamedTuple):

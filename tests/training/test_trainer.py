@@ -15,7 +15,9 @@ from relax_infer.contracts.engines import TRAINER_TAGS, OffloadCheck
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.contracts.training import TrainerSpec, TrainRequest
-from relax_infer.engines import check_evidence
+from relax_infer.engines import check_evidence, place
+from relax_infer.engines.host_processes import this_host
+from relax_infer.engines.place import Place
 from relax_infer.training.residence import Residence, TrainerFiles
 from relax_infer.training.trainer import TrainerActor
 from relax_infer.transfer import PublishedRows, rows_digest, rows_of_table
@@ -74,6 +76,25 @@ async def actor(
     yield make
     for each in made:
         await each.close()
+
+
+async def test_on_another_host_it_cannot_say_what_an_earlier_one_left(
+    actor: Make, spec: TrainerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pains 5, 7: Ray moved the bundle of a lost node; the trainer there may live on."""
+    made = await actor()
+    elsewhere = Place("10.9.9.9", (0,), this_host())
+    monkeypatch.setattr(place, "where_this_is", lambda: elsewhere)
+    with pytest.raises(UnconfirmedError, match="proves nothing"):
+        await made.status()
+    for ask in (made.onload, made.offload, made.settle, made.forget):
+        with pytest.raises(UnconfirmedError, match="proves nothing"):
+            await ask(operation(spec, ask.__name__))
+    another = Place("127.0.0.1", (7,), this_host())
+    monkeypatch.setattr(place, "where_this_is", lambda: another)
+    with pytest.raises(PermanentError, match="bound to GPU 0"):
+        await made.onload(operation(spec, "there", counter=2))
+    assert (await made.offload(operation(spec, "free", counter=3))).evidence
 
 
 async def test_making_it_touches_nothing(actor: Make) -> None:
@@ -249,6 +270,79 @@ async def test_what_failed_is_tried_again_under_the_same_operation_id(
     finally:
         hidden.rename(config)
     assert (await trainer.onload(operation(spec, "on"))).status.resident
+
+
+async def test_one_that_is_asked_and_holds_nothing_ends_the_token_with_evidence(
+    spec: TrainerSpec, actor: Make
+) -> None:
+    """What was on its way under that token comes too late, also for the actor's successor."""
+    trainer = await actor()
+    report = await trainer.settle(operation(spec, "look", counter=3))
+    assert [each.proof for each in report.evidence] == ["process_gone"]
+    for late in (trainer, await actor()):
+        with pytest.raises(StaleFence, match="has let go"):
+            await late.onload(operation(spec, "on", counter=3))
+    assert (await late.onload(operation(spec, "next", counter=4))).status.resident
+
+
+async def test_one_that_is_asked_and_is_resident_stays_so(spec: TrainerSpec, actor: Make) -> None:
+    trainer = await actor()
+    await trainer.onload(operation(spec, "on"))
+    report = await trainer.settle(operation(spec, "look"))
+    assert (report.status.resident, report.evidence) == (True, ())
+
+
+async def test_a_late_update_does_not_load_what_was_proved_asleep(
+    spec: TrainerSpec, actor: Make, partitions: Partitions
+) -> None:
+    await (await actor()).onload(operation(spec, "on"))
+    again = await actor()
+    await again.settle(operation(spec, "look"))
+    with pytest.raises((StaleFence, PermanentError)):
+        await again.train(partitions.request(spec, 1))
+    assert not (await again.status()).resident
+
+
+async def test_a_word_is_refused_while_an_earlier_process_is_seen(
+    spec: TrainerSpec, actor: Make, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    await (await actor()).onload(operation(spec, "on"))
+    files = TrainerFiles(spec, 0)
+    mine = files.residence()
+    assert mine is not None
+    _pretend(files, mine, sleeper.pid)
+    again = await actor()
+    with pytest.raises(PermanentError, match=f"{sleeper.pid}, is alive on this host"):
+        await again.forget(operation(spec, "word"))
+    sleeper.communicate(b"\n")
+    assert (await again.forget(operation(spec, "word"))).evidence
+
+
+async def test_a_word_stands_for_what_cannot_be_seen(spec: TrainerSpec, actor: Make) -> None:
+    await (await actor()).onload(operation(spec, "on"))
+    files = TrainerFiles(spec, 0)
+    mine = files.residence()
+    assert mine is not None
+    elsewhere = mine.model_copy(update={"pid_namespace": "pid:[1]"})
+    files._residence.write_text(elsewhere.model_dump_json())
+    again = await actor()
+    with pytest.raises(UnconfirmedError, match="another pid namespace"):
+        await again.offload(operation(spec, "off"))
+    assert (await again.forget(operation(spec, "word"))).evidence
+    with pytest.raises(StaleFence):
+        await again.onload(operation(spec, "late"))
+
+
+async def test_a_grant_that_was_closed_in_the_store_loads_nothing(
+    spec: TrainerSpec, actor: Make
+) -> None:
+    """Its host was cut off when a person said that nothing is left there."""
+    trainer = await actor()
+    cut_off = operation(spec, "on", counter=3)
+    TrainerFiles(spec, 0).closed.close(cut_off.fence)
+    with pytest.raises(StaleFence):
+        await trainer.onload(cut_off)
+    assert (await trainer.onload(operation(spec, "next", counter=4))).status.resident
 
 
 def _token(counter: int) -> FenceToken:

@@ -379,6 +379,14 @@ class ScriptedWorld:
         return RoleResult(state="SLEEPING")
 
     @activity.defn
+    async def forget_trainer(self, operation: TrainerOperation) -> RoleResult:
+        await self._fault("forget_trainer")
+        self.trainer_fence.admit(operation.fence)
+        self.trainer_fence.end()
+        self.engines.trainer_holds = False
+        return RoleResult(state="SLEEPING")
+
+    @activity.defn
     async def probe_trainer(self, operation: TrainerOperation) -> RoleResult:
         await self._fault("probe_trainer")
         return RoleResult(state="READY" if self.engines.trainer_holds else "SLEEPING")

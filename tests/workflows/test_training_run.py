@@ -12,7 +12,7 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
 )
 
-from relax_infer.contracts.lease import LeaseStatus
+from relax_infer.contracts.lease import LeaseAnswer, LeaseStatus, RoleCommand
 from relax_infer.contracts.run import ResolveRun, RunInput, RunStatus
 from relax_infer.machines import RunState, StepPhase
 from tests.workflows.scripted_world import ScriptedWorld, until
@@ -248,6 +248,35 @@ async def test_a_run_pauses_after_its_step_and_goes_on(working: Working):
         await handle.execute_update("resume", result_type=RunStatus)
         done = await handle.result()
     assert done.step == 3
+
+
+async def test_a_person_uses_a_role_of_a_paused_run_under_the_lease(working: Working):
+    """What an operator does to look at the judge between two steps."""
+    world = ScriptedWorld()
+    async with working(world) as client:
+        handle = await start(client, steps=2)
+        await until(lambda: running(handle))
+        await handle.execute_update("pause", result_type=RunStatus)
+        await until(lambda: in_state(handle, RunState.PAUSED))
+        judge = client.get_workflow_handle(f"{handle.id}.genrm")
+        policy = client.get_workflow_handle(f"{handle.id}.rollout")
+        mine = RoleCommand(operation_id="ada-1")
+        granted = await judge.execute_update("onload", mine, result_type=LeaseAnswer)
+        assert granted.fence is not None
+        assert (await lease(client, handle)).holder == "genrm"
+        assert await judge.execute_update("onload", mine, result_type=LeaseAnswer) == granted
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await policy.execute_update("onload", RoleCommand(operation_id="eve-1"))
+        assert "leases held by genrm" in str(refused.value.cause)
+        released = await judge.execute_update(
+            "offload", RoleCommand(operation_id="ada-2"), result_type=LeaseAnswer
+        )
+        assert released.evidence
+        assert (await lease(client, handle)).holder is None
+        await handle.execute_update("resume", result_type=RunStatus)
+        done = await handle.result()
+    assert done.step == 2
+    nothing_was_broken(world)
 
 
 async def test_a_target_may_be_raised_but_not_below_what_is_done(working: Working):

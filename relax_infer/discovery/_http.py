@@ -1,0 +1,94 @@
+"""What the client needs of HTTP: addresses, a session, errors that can be pickled."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import cast
+from urllib.parse import urlsplit
+
+import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from relax_infer.discovery._fields import url as valid_url
+
+_KEEP_ALIVE = 3.0
+"""Seconds. An SGLang server hangs up idle connections after 5; a POST must not meet that."""
+_ERROR_TEXT = 2000
+"""Characters of an error's body that its exception carries."""
+
+
+def endpoint_url(base: str, path: str) -> str:
+    """``base`` (its own path kept) with ``path`` after it.
+
+    Raises:
+        ValueError: the path does not begin with a single slash, or has credentials, a query or a
+            fragment.
+    """
+    parts = urlsplit(path)
+    if not path.startswith("/") or path.startswith("//") or parts.query or parts.fragment:
+        raise ValueError(f"path must be /like/this, without query or fragment: {path!r}")
+    if any(c.isspace() or not c.isprintable() or c in "?#\\@" for c in path):
+        raise ValueError(f"path has characters that do not belong there: {path!r}")
+    return valid_url(base) + path
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Without cookies, proxies, limits and deadlines of its own; of the running loop.
+
+    aiohttp sends a request again by itself only when its method is idempotent, so never a POST.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE, ttl_dns_cache=30),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        trust_env=False,
+    )
+
+
+@contextmanager
+def speaking_http(address: str) -> Generator[None]:
+    """Around one request: an answer that is no HTTP is a transport error.
+
+    aiohttp makes it look like a 400 of the server's, and a caller would blame its own request.
+    """
+    try:
+        yield
+    except aiohttp.ClientResponseError as error:
+        raise aiohttp.ClientPayloadError(
+            f"{address} did not answer in HTTP: {error.message}"
+        ) from error
+
+
+async def refuse_error(response: aiohttp.ClientResponse) -> None:
+    """Raise what is not a success, redirects included.
+
+    Raises:
+        aiohttp.ClientResponseError: with status, headers (``Retry-After``) and the body's text as
+            message; unlike aiohttp's own it can be pickled, and so passes through Ray.
+    """
+    if response.status < 300:
+        return
+    text = await response.text(errors="replace")
+    raise aiohttp.ClientResponseError(
+        aiohttp.RequestInfo(
+            response.request_info.url,
+            response.request_info.method,
+            _picklable(response.request_info.headers),
+        ),
+        (),
+        status=response.status,
+        message=text[:_ERROR_TEXT],
+        headers=_picklable(response.headers),
+    )
+
+
+def named(headers: Mapping[str, str] | None, name: str) -> str | None:
+    """A header's value, whatever the case of its name."""
+    for key, value in (headers or {}).items():
+        if key.lower() == name.lower():
+            return value
+    return None
+
+
+def _picklable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
+    """A copy; the proxies that aiohttp gives cannot be pickled."""
+    return cast("CIMultiDictProxy[str]", CIMultiDict(headers))

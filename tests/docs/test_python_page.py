@@ -1,0 +1,52 @@
+"""The program of the documentation's section on discovery works as it is written.
+
+The program that starts a run needs the whole stack; `tests/e2e/test_ways_in.py` runs it.
+"""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from tests.discovery.servers import sent
+from tests.gateway.fakes import engine, free_port
+
+PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+
+
+async def answer(request: web.Request, payload: dict[str, Any]) -> web.Response:
+    return web.json_response({"text": " 4", "path": request.path})
+
+
+async def test_the_program_on_discovery_runs_without_a_control_plane(tmp_path: Path) -> None:
+    section = PAGE.partition("## Discovery without the control plane")[2]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    async with engine(answer) as upstream:
+        for written, meant in (
+            ("http://127.0.0.1:30000", upstream.url),
+            ("8100", str(free_port())),
+        ):
+            assert written in program
+            program = program.replace(written, meant)
+        (tmp_path / "program.py").write_text(program)
+        running = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(tmp_path / "program.py"),
+            cwd=Path(__file__).parents[2],
+            env={"PYTHONPATH": "."},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await asyncio.wait_for(running.communicate(), 60)
+    assert running.returncode == 0, err.decode()
+    assert out.decode().splitlines() == [
+        "{'text': ' 4', 'path': '/generate'}",
+        "{'text': ' 4', 'path': '/v1/chat/completions'}",
+        """b'{"text": " 4", "path": "/generate"}'""",
+    ]
+    assert len(upstream.posts) == 3
+    assert upstream.posts[0][0]["X-SMG-Routing-Key"] == "prompt-7"
+    assert sent(upstream) == {"text": "2 + 2 =", "stream": True}
