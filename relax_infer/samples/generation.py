@@ -12,7 +12,7 @@ from relax_infer.samples.phase import Asker, Beat, Limits, Settle, run_phase, to
 from relax_infer.samples.sample import Sample, to_table
 from relax_infer.samples.store import StagingStore
 from relax_infer.samples.tasks import Problem, Task
-from relax_infer.samples.top_log_probs import top_log_probs
+from relax_infer.samples.top_log_probs import pairs_of, top_log_probs
 
 
 async def generate(
@@ -90,18 +90,17 @@ async def generate(
 def read_answer(answer: Any, where: str) -> tuple[list[int], list[float], int, str]:
     """Token ids, their log-probs, weight version and finish reason of a ``/generate`` answer."""
     try:
-        meta = answer["meta_info"]
-        ids = [int(token) for token in answer["output_ids"]]
-        pairs = [(float(row[0]), int(row[1])) for row in meta["output_token_logprobs"]]
-        version = int(meta["weight_version"])
+        meta, ids = answer["meta_info"], answer["output_ids"]
+        rows, version = meta["output_token_logprobs"], int(meta["weight_version"])
         finish = str(meta["finish_reason"]["type"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PermanentError(f"{where}: the engine's answer lacks {error}") from error
     if finish not in ("stop", "length"):
         raise TransientError(f"{where}: the request ended with {finish}")
+    pairs = pairs_of(rows, where, "rollout_log_probs")
     if [token for _, token in pairs] != ids:
         raise PermanentError(f"{where}: log-probs are of other tokens than those sampled")
-    return ids, [log_prob for log_prob, _ in pairs], version, finish
+    return [token for _, token in pairs], [log_prob for log_prob, _ in pairs], version, finish
 
 
 def _top_k(answer: Any, sample: Sample, top_k: int) -> dict[str, Any]:
