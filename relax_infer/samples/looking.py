@@ -3,14 +3,17 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.samples import layout
 from relax_infer.samples.store import StagingStore
+
+pc: Any = import_module("pyarrow.compute")
+"""Its functions are made when it is imported, so type checkers do not know them."""
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*?)\s*")
 _COMPARE = {
