@@ -9,13 +9,14 @@
 #   make bench            what the control plane itself costs
 #   make up / make down   the local stack in .relax
 #   make diagrams         docs/state-machines.md from the transition tables
-#   make reference        docs/recipe.md from the typed recipe
+#   make reference        docs/recipe.md from the typed recipe, docs/openapi.json from the routes
+#   make pictures         docs/placement/*.svg from the shipped recipes
 
 SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference
+.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference pictures
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -110,3 +111,7 @@ diagrams: install
 
 reference: install
 	$(BIN)/python -m relax_infer.config.reference docs/recipe.md
+	$(BIN)/python -m relax_infer.gateway.openapi docs/openapi.json
+
+pictures: install
+	$(BIN)/python -m relax_infer.placement docs/placement

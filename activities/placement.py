@@ -8,20 +8,25 @@ from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import Binding, RunPlan
 from relax_infer.engines.orphans import need_free_devices
-from relax_infer.placement import bind_pool, release_pool
+from relax_infer.placement import bind_plan, plan_inference_placement, release_pools
 
 
 @activity.defn
 async def bind_placement(plan: RunPlan) -> Binding:
     """The cluster's GPUs, bound to the plan's groups; a placement that is there is used again.
-    Refused while an engine of another run may hold one of them."""
-    cluster = recipe_of(plan.run).cluster
-    rows = await bind_pool(plan.run.run, cluster.gpus, cluster.bind_timeout)
-    await need_free_devices(plan.run, rows)
+    Refused while an engine of another run may hold one of them, and where they do not fit the
+    plan."""
+    recipe = recipe_of(plan.run)
+    placed = plan_inference_placement(recipe)
+    pools = await bind_plan(plan.run.run, placed, recipe.cluster.bind_timeout)
+    rows = pools[plan.trainer.placement_group]
+    await need_free_devices(plan.run, [row for pool in pools.values() for row in pool])
     groups = tuple(g.model_copy(update={"bundles": bundles_of(g, rows)}) for g in plan.groups)
     trainer = plan.trainer.model_copy(update={"bundles": tuple(rows[: plan.trainer.ranks])})
     bound = plan.model_copy(update={"groups": groups, "trainer": trainer})
-    return Binding(placement_group=plan.trainer.placement_group, plan=bound)
+    return Binding(
+        placement_group=plan.trainer.placement_group, plan=bound, placement=placed.to_dict()
+    )
 
 
 def bundles_of(group: EngineGroupSpec, rows: list[BundleBinding]) -> tuple[BundleBinding, ...]:
@@ -48,8 +53,8 @@ def bundles_of(group: EngineGroupSpec, rows: list[BundleBinding]) -> tuple[Bundl
 
 @activity.defn
 async def release_placement(run: RunRef) -> RunRef:
-    """The run's placement group is removed."""
-    await release_pool(run.run)
+    """Every placement group of the run is removed."""
+    await release_pools(run.run)
     return run
 
 

@@ -18,7 +18,7 @@ from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
 
 from relax_infer.discovery import Role
-from relax_infer.gateway.serve import serve_gateway
+from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_gateway
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
 
@@ -53,6 +53,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--control-socket", type=Path, required=True)
     parser.add_argument("--request-timeout", type=float, default=1800.0, help="seconds")
+    parser.add_argument("--role", action="append", choices=list(Role), help="serve only these")
+    parser.add_argument(
+        "--rollout-router", help="router of engines that are not the run's own; chat goes there"
+    )
+    parser.add_argument(
+        "--genrm-tokenizer",
+        action="append",
+        default=[],
+        metavar="MODEL=FOLDER",
+        help="for messages; without it the engine is asked where its tokenizer is",
+    )
     arguments = parser.parse_args()
     logging.basicConfig(
         level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
@@ -67,7 +78,12 @@ async def _serve(arguments: argparse.Namespace) -> None:
         port=arguments.port,
         control_socket=arguments.control_socket,
         pull=RoleWorkflows(arguments.run).pull,
-        timeout=arguments.request_timeout,
+        options=GatewayOptions(
+            roles=tuple(Role(role) for role in arguments.role or Role),
+            timeout=arguments.request_timeout,
+            rollout_router=arguments.rollout_router,
+            tokenizers=named_folders(arguments.genrm_tokenizer),
+        ),
     )
 
 

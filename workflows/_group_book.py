@@ -39,6 +39,8 @@ class GroupBook:
         self.generations = [0] * spec.replicas
         self.given_up: dict[int, str] = {}
         """Replicas that are not launched any more, and why. Their GPUs are free."""
+        self.out_of_reach: set[int] = set()
+        """Those of them that are gone on a person's word alone: their hosts did not answer."""
         self.fence = FenceMemory()
 
     # --- what is
@@ -48,6 +50,11 @@ class GroupBook:
         """Replicas to operate on. When all were given up, none is: each has another chance."""
         every = range(self.spec.replicas)
         return tuple(k for k in every if k not in self.given_up) or tuple(every)
+
+    @property
+    def askable(self) -> tuple[int, ...]:
+        """Replicas that let go with the group, those given up too: a launch may have come late."""
+        return tuple(k for k in range(self.spec.replicas) if k not in self.out_of_reach)
 
     @property
     def failed(self) -> tuple[int, ...]:
@@ -68,8 +75,17 @@ class GroupBook:
         return tuple(k for k, r in self.replicas.items() if REPLICA.holds(r.state))
 
     @property
-    def asleep(self) -> bool:
-        return all(r.state in _ASLEEP for r in self.replicas.values())
+    def holds_nothing(self) -> bool:
+        return not GROUP.holds(self.state)
+
+    def telling(self, report: GroupReport) -> tuple[ReplicaReport, ...]:
+        """What of a probe tells where the group stands: one that was given up, only if it lives."""
+        return tuple(
+            r
+            for r in report.replicas
+            if r.replica not in self.given_up
+            or (r.state is not ReplicaState.DEAD and r.replica not in self.out_of_reach)
+        )
 
     def incarnations(self) -> dict[int, str]:
         """Of the replicas that are READY."""
@@ -102,8 +118,8 @@ class GroupBook:
         """Replicas that are gone are launched again, others wake; True at the first launch."""
         launching = self.state is GroupState.STOPPED
         self.move(GroupEvent.LAUNCH_STARTED if launching else GroupEvent.ONLOAD_STARTED)
+        self.give_another_chance(self.usable)
         for replica in self.usable:
-            self.given_up.pop(replica, None)
             known = self.replicas.get(replica)
             if known is None or known.state is ReplicaState.DEAD:
                 self.replicas[replica] = self._fresh(replica)
@@ -123,15 +139,14 @@ class GroupBook:
                 failed = ReplicaEvent.LAUNCH_FAILED if starting else ReplicaEvent.ONLOAD_FAILED
                 self._advance(fresh.replica, failed, fresh)
 
-    def begin_drain(self, replicas: Iterable[int]) -> tuple[int, ...]:
-        """Those of ``replicas`` that drain now. One whose launch is in doubt counts as failed."""
+    def begin_drain(self, replicas: Iterable[int]) -> None:
+        """They drain from now on; one whose launch is in doubt counts as failed."""
         for replica in tuple(replicas):
             state = self.replicas[replica].state
             if state is ReplicaState.STARTING:
                 self._advance(replica, ReplicaEvent.LAUNCH_FAILED)
             elif state is not ReplicaState.FAILED and state is not ReplicaState.DRAINING:
                 self._advance(replica, ReplicaEvent.DRAIN_STARTED)
-        return self._in(ReplicaState.DRAINING)
 
     def settle_drain(self, report: GroupReport) -> None:
         for fresh in report.replicas:
@@ -139,6 +154,8 @@ class GroupBook:
                 asleep = fresh.state is ReplicaState.SLEEPING
                 event = ReplicaEvent.RELEASE_CONFIRMED if asleep else ReplicaEvent.DRAIN_FAILED
                 self._advance(fresh.replica, event, fresh)
+            elif not has_let_go(fresh):
+                self.lose(fresh)
 
     def begin_stop(self) -> None:
         """A stop whose answer was lost, or that reached only some, goes on where it was."""
@@ -154,11 +171,41 @@ class GroupBook:
                 gone = fresh.state is ReplicaState.DEAD
                 event = ReplicaEvent.RELEASE_PROVED if gone else ReplicaEvent.STOP_UNCONFIRMED
                 self._advance(fresh.replica, event, fresh)
+            elif fresh.state is not ReplicaState.DEAD:
+                self.lose(fresh)
+
+    def let_go(self, report: GroupReport) -> bool:
+        """Whether every replica says, asked once more, that it holds nothing; then so does the
+        group."""
+        if not all(has_let_go(fresh) for fresh in report.replicas):
+            return False
+        if self.state is GroupState.BLOCKED:
+            gone = all(r.state is ReplicaState.DEAD for r in report.replicas)
+            self.move(GroupEvent.RELEASE_PROVED if gone else GroupEvent.SLEEP_PROVED)
+        for fresh in report.replicas:
+            if fresh.replica in self.replicas:
+                self.replicas[fresh.replica] = fresh
+        return True
+
+    def give_another_chance(self, replicas: Iterable[int]) -> None:
+        """They are launched again when the group is."""
+        for replica in replicas:
+            self.given_up.pop(replica, None)
+            self.out_of_reach.discard(replica)
 
     def lose(self, report: ReplicaReport) -> None:
-        """A replica died, or nobody knows what became of it."""
+        """A replica died, or nobody knows what became of it. One that was proved gone, and is not,
+        came back by a launch that nobody waited for."""
+        known = self.replicas.get(report.replica)
+        if known is None or known.state is ReplicaState.DEAD:
+            self.replicas[report.replica] = self._fresh(report.replica)
         if REPLICA.allows(self.replicas[report.replica].state, ReplicaEvent.DEATH_NOTICED):
             self._advance(report.replica, ReplicaEvent.DEATH_NOTICED, report)
+
+    def unknown(self, replica: int, why: str) -> ReplicaReport:
+        """In the place of an answer."""
+        failed = {"state": ReplicaState.FAILED, "error": why}
+        return self._fresh(replica).model_copy(update=failed)
 
     def prove(self, event: GroupEvent, seen: Iterable[ReplicaReport]) -> None:
         """A probe proved where every replica stands; it is believed as a whole."""
@@ -173,6 +220,10 @@ class GroupBook:
         now = self.replicas[replica].state
         match state:
             case RecoveryState.STOPPING if now is ReplicaState.FAILED:
+                self._advance(replica, ReplicaEvent.STOP_STARTED)
+            case RecoveryState.STOPPING if now is ReplicaState.DEAD:
+                # Stopped once more before it is launched: until that is proved it is in doubt.
+                self.replicas[replica] = self._fresh(replica)
                 self._advance(replica, ReplicaEvent.STOP_STARTED)
             case RecoveryState.BLOCKED if now is ReplicaState.STOPPING:
                 self._advance(replica, ReplicaEvent.STOP_UNCONFIRMED)
@@ -208,6 +259,7 @@ class GroupBook:
             "replicas": [r.model_dump(mode="json") for r in self.replicas.values()],
             "generations": self.generations,
             "given_up": [[k, why] for k, why in self.given_up.items()],
+            "out_of_reach": sorted(self.out_of_reach),
             "fence": seen.model_dump(mode="json") if seen else None,
             "fence_ended": self.fence.ended,
         }
@@ -220,6 +272,7 @@ class GroupBook:
         book.replicas = {report.replica: report for report in reports}
         book.generations = list(carried["generations"])
         book.given_up = dict(carried["given_up"])
+        book.out_of_reach = set(carried.get("out_of_reach", []))
         fence = carried["fence"]
         seen = FenceToken.model_validate(fence) if fence else None
         book.fence = FenceMemory(seen, ended=carried["fence_ended"])
@@ -262,3 +315,8 @@ class GroupBook:
             return
         proved = ReplicaEvent.RESOLVED_BY_OPERATOR if by_word else ReplicaEvent.RELEASE_PROVED
         self._advance(replica, proved)
+
+
+def has_let_go(report: ReplicaReport) -> bool:
+    """Whether a replica that was asked to let go says that it did."""
+    return report.state in _ASLEEP and report.error is None

@@ -133,8 +133,9 @@ class LeaseBook:
             self._named_role(request)
         if blocked and not request.confirm_released:
             raise LeaseRefused(
-                f"{', '.join(blocked)} may still hold GPUs: look at the processes on the node, then"
-                " resolve with confirm_released"
+                f"{', '.join(blocked)} may still hold GPUs: look at the processes on the node"
+                " (fence off or power down one that does not answer), then resolve with"
+                " confirm_released"
             )
         if not blocked and not request.abandon:
             raise LeaseRefused("nothing is BLOCKED: there is nothing to resolve")
@@ -152,6 +153,10 @@ class LeaseBook:
     def record(self, role: str, event: LeaseEvent, at: float, reason: str | None = None) -> None:
         """Advance one role's lease by what was confirmed, proved, or went wrong."""
         self._move(role, event, at, reason=reason)
+
+    def explain(self, role: str, reason: str) -> None:
+        """Why a BLOCKED role is still so."""
+        self.roles[role] = self.roles[role].model_copy(update={"reason": reason})
 
     def begin_batch(self, batch: str) -> None:
         self.batch = BatchRecord(batch=batch, state=BATCH.initial)

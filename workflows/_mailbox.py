@@ -78,10 +78,11 @@ class Mailbox:
             raise fail(answer.kind, answer.error)
         return gives.model_validate(answer.result)
 
-    def deliver(self, answer: Answer) -> None:
-        """Take in a signal ``answer``; one that nobody waits for is dropped."""
-        if answer.operation_id in self._expected:
+    def deliver(self, answer: Answer) -> bool:
+        """Take in a signal ``answer``; one that nobody waits for is dropped: False."""
+        if awaited := answer.operation_id in self._expected:
             self._expected[answer.operation_id] = answer
+        return awaited
 
     async def serve(self, ask: Ask, handler: Handler) -> None:
         """Carry out a signal ``ask`` once, and answer everyone who asked."""

@@ -72,6 +72,17 @@ async def stop_role(mail: Mailbox, run: str, role: str, attempt: str) -> None:
     )
 
 
+async def resolve_role(mail: Mailbox, run: str, role: str, word: str, attempt: str) -> None:
+    """Carry a person's word to a role that could not be stopped."""
+    await mail.ask(
+        f"{run}.{role}",
+        "resolve",
+        RoleOperation(method="resolve", fence=None, word=word),
+        RoleResult,
+        operation_id=f"{workflow.info().run_id}:{role}:resolve:{attempt}",
+    )
+
+
 async def stop_trainer(plan: RunPlan, lease: LeaseClient, attempt: str = "1") -> None:
     last = await lease.take("deactivate", "trainer")
     if last.fence is None:

@@ -48,6 +48,11 @@ class Recoveries:
     def __bool__(self) -> bool:
         return bool(self._at_work)
 
+    @property
+    def moving(self) -> bool:
+        """Whether one is at work that is not BLOCKED."""
+        return any(recovery.why_blocked is None for recovery in self._at_work.values())
+
     async def begin(self, start: RecoveryInput) -> None:
         spec = self._spec
         self.made += 1

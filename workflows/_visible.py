@@ -11,12 +11,17 @@ from temporalio.common import (
     TypedSearchAttributes,
 )
 
+from relax_infer.contracts.engines import BundleBinding
+from relax_infer.contracts.run import RunPlan
+
 RUN = SearchAttributeKey.for_keyword("RelaxRun")
 STEP = SearchAttributeKey.for_int("RelaxStep")
 ROLE = SearchAttributeKey.for_keyword("RelaxRole")
 STATE = SearchAttributeKey.for_keyword("RelaxState")
 WEIGHT_VERSION = SearchAttributeKey.for_int("RelaxWeightVersion")
 REWARD = SearchAttributeKey.for_float("RelaxReward")
+
+_NODES_SHOWN = 4
 
 
 def attributes(
@@ -64,3 +69,19 @@ def show_details(doing: str, rows: Sequence[tuple[str, str]] | None = None) -> N
         table = "\n".join(f"| {name} | {value} |" for name, value in rows)
         text = f"{doing}\n\n| | |\n| --- | --- |\n{table}"
     workflow.set_current_details(text)
+
+
+def placement_rows(plan: RunPlan) -> list[tuple[str, str]]:
+    """Who has which GPUs of which node, for current details; empty before they are bound."""
+    rows = [(f"GPUs of {g.role} {g.model}", _devices(g.bundles)) for g in plan.groups]
+    rows.append(("GPUs of trainer", _devices(plan.trainer.bundles)))
+    return [(who, devices) for who, devices in rows if devices]
+
+
+def _devices(bundles: Sequence[BundleBinding]) -> str:
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for bundle in bundles:
+        nodes.setdefault((bundle.node_id, bundle.node_ip), []).append(str(bundle.gpu_id))
+    told = [f"{ip}: {', '.join(gpus)}" for (_, ip), gpus in nodes.items()]
+    more = f"; and {len(told) - _NODES_SHOWN} nodes more" if len(told) > _NODES_SHOWN else ""
+    return "; ".join(told[:_NODES_SHOWN]) + more

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -31,7 +32,7 @@ from workflows._calls import (
     Call,
 )
 from workflows._failures import PERMANENT, UNCONFIRMED, fail, kind_of, text_of
-from workflows._group_book import GroupBook
+from workflows._group_book import GroupBook, has_let_go
 from workflows._mailbox import Mailbox
 from workflows._recoveries import Recoveries
 from workflows._visible import show_details, show_state
@@ -40,6 +41,9 @@ WATCH_PAUSE = 10.0
 """Seconds before a watch that could not be kept is begun again."""
 ASK_AGAIN = 4
 """Times that one operation id is asked for, after a worker or a reply was lost."""
+
+LAST_PROOF = timedelta(minutes=1)
+"""For a stop, to a recovery that waits for its proof; then a person is asked."""
 
 
 @workflow.defn(name="EngineLifecycle")
@@ -119,7 +123,7 @@ class EngineLifecycle:
         if operation.method == "probe":
             return await self._probe(operation)
         if operation.method == "stop":
-            await workflow.wait_condition(lambda: not self._recoveries)
+            await self._wait_for_recoveries()
         async with self._at_work():
             match operation.method:
                 case "onload":
@@ -134,6 +138,14 @@ class EngineLifecycle:
                     return await self._recover_given_up()
                 case "resolve":
                     return await self._resolve(operation)
+
+    async def _wait_for_recoveries(self) -> None:
+        """What is being rebuilt comes to its end; what waits for proof tries it once more."""
+        await workflow.wait_condition(lambda: not self._recoveries.moving)
+        if self._recoveries:
+            await self._recoveries.look_again()
+            with suppress(TimeoutError):
+                await workflow.wait_condition(lambda: not self._recoveries, timeout=LAST_PROOF)
 
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None, None]:
@@ -183,7 +195,7 @@ class EngineLifecycle:
         book.begin_drain(book.holding)
         book.fence.end()
         self._show()
-        asked = book.usable
+        asked = book.askable
         report = await self._call(OFFLOAD_ENGINES, operation_id, "offload", asked)
         book.settle_drain(report)
         evidence = (report.evidence,) if report.evidence else ()
@@ -201,15 +213,18 @@ class EngineLifecycle:
         """End every process, with proof; what was never launched is stopped as it is."""
         book = self._book
         self._in_use = False
+        if self._recoveries:
+            raise fail(UNCONFIRMED, self._told("stop"))
         evidence: tuple[StagedRef, ...] = ()
         if book.state is not GroupState.STOPPED:
             if operation.fence is not None:
                 self._admit(operation)
             book.begin_stop()
             self._show()
-            report = await self._call(STOP_ENGINES, operation_id, "stop", book.usable)
-            book.settle_stop(report)
-            evidence = (report.evidence,) if report.evidence else ()
+            if asked := book.askable:
+                report = await self._call(STOP_ENGINES, operation_id, "stop", asked)
+                book.settle_stop(report)
+                evidence = (report.evidence,) if report.evidence else ()
             if book.failed:
                 book.move(GroupEvent.OPERATION_UNCONFIRMED)
                 evidence += await self._heal(book.failed, "it did not stop", rebuild=False)
@@ -231,49 +246,66 @@ class EngineLifecycle:
         """A person says that replicas that were given up are worth another try."""
         book = self._book
         again = tuple(book.given_up)
-        book.given_up.clear()
+        book.give_another_chance(again)
         if again and book.state is GroupState.READY:
             book.move(GroupEvent.REPLICA_LOST)
             await self._settle()
         return self._result()
 
     async def _probe(self, operation: RoleOperation) -> RoleResult:
-        """What every replica's own answer proves under the asked token; changes only a BLOCKED
-        group. A replica that failed is stopped with proof, which a later probe shows."""
+        """What every replica's own answer proves under the asked token. What is up stays so; a
+        replica that failed is stopped with proof, and what sleeps says so with evidence."""
         await self._recoveries.look_again()
         report = await PROBE_ENGINES(self._start.group, summary="probe")
-        seen = [r for r in report.replicas if r.replica not in self._book.given_up]
+        seen = self._book.telling(report)
         proved = _proved(seen, operation.fence)
         if self._turn.locked():
             return self._doubted()  # an operation is on its way: what is seen may be before it
-        if self._book.state is not GroupState.BLOCKED:
-            return self._settled(operation, seen, proved)
-        async with self._at_work():
-            if proved is not None and not self._recoveries:
-                self._book.prove(proved, seen)
-                self._in_use = proved is GroupEvent.READY_PROVED
-            else:
-                for each in seen:
-                    if each.state is ReplicaState.FAILED:
-                        self._book.lose(each)
-                await self._heal(self._book.failed, "a probe found it failed", rebuild=False)
-                await self._settle()
-        return self._result()
-
-    def _settled(
-        self, operation: RoleOperation, seen: Sequence[ReplicaReport], proved: GroupEvent | None
-    ) -> RoleResult:
-        """A group at rest says what it is, unless its replicas contradict it. One that holds
-        nothing refuses from here on what was to be loaded under the asked token."""
         if self._book.state is GroupState.READY:
             ready = proved is GroupEvent.READY_PROVED
             return self._result() if ready else self._doubted()
-        if any(r.state not in (ReplicaState.SLEEPING, ReplicaState.DEAD) for r in seen):
-            return self._doubted()
+        async with self._at_work():
+            if self._book.state is GroupState.BLOCKED:
+                if proved is GroupEvent.READY_PROVED and not self._recoveries:
+                    self._book.prove(proved, seen)
+                    self._in_use = True
+                elif proved is None or self._recoveries:
+                    for each in seen:
+                        if each.state is ReplicaState.FAILED:
+                            self._book.lose(each)
+                    await self._heal(self._book.failed, "a probe found it failed", rebuild=False)
+                    await self._settle()
+                else:
+                    return await self._prove_sleep(operation)
+            if self._book.holds_nothing:
+                return await self._prove_sleep(operation)
+        return self._result()
+
+    async def _prove_sleep(
+        self, operation: RoleOperation, left: list[ReplicaReport] | None = None
+    ) -> RoleResult:
+        """A group that seems to hold nothing lets go once more, so that there is evidence, and that
+        nothing is loaded under the asked token again. BLOCKED where an engine does not say so;
+        ``left`` gets what such engines said."""
+        book = self._book
         if operation.fence is not None:
             self._admit(operation)
-            self._book.fence.end()
-        return self._result()
+        book.fence.end()
+        self._in_use = False
+        if not (asked := book.askable):
+            return self._result((), ())  # a person's word stands for every one
+        try:
+            report = await self._call(
+                OFFLOAD_ENGINES, f"{workflow.uuid4()}", "let go of", asked, blocks=False
+            )
+        except ActivityError as error:
+            workflow.logger.warning("%s proves nothing: %s", self._id, text_of(error))
+            return self._doubted()
+        if not book.let_go(report):
+            if left is not None:
+                left += [r for r in report.replicas if not has_let_go(r)]
+            return self._doubted()
+        return self._result((report.evidence,) if report.evidence else (), asked)
 
     def _doubted(self) -> RoleResult:
         return self._result().model_copy(update={"state": GroupState.BLOCKED})
@@ -285,11 +317,18 @@ class EngineLifecycle:
         for replica in self._book.failed:
             await self._take_word(replica, operation.word)
         await self._settle()
-        return self._result()
+        if not self._book.holds_nothing:
+            return self._result()
+        left = list[ReplicaReport]()
+        result = await self._prove_sleep(operation, left)
+        for report in left:  # the word is about what slept on a host that is gone, too
+            await self._take_word(report.replica, operation.word)
+        return await self._prove_sleep(operation) if left else result
 
     async def _take_word(self, replica: int, word: str) -> None:
-        """Refused where the replica's host still shows a process of it."""
-        given_up = None
+        """Refused where the replica's host still shows a process of it. Where the host does not
+        answer, the store says that the grant is over."""
+        given_up, told = None, None
         try:
             report = await self._call(
                 FORGET_ENGINES, f"{workflow.uuid4()}", "forget", (replica,), word=word, blocks=False
@@ -300,18 +339,19 @@ class EngineLifecycle:
                     raise fail(PERMANENT, f"{told.engine_id}: {told.error}")
                 given_up = f"its host cannot be reached ({word})"
         except ActivityError as error:
-            if kind_of(error) == PERMANENT:  # it was reached, and refuses
-                raise fail(PERMANENT, text_of(error)) from error
-            given_up = f"its host cannot be reached ({word}): {text_of(error)}"
+            # Nobody knows whether the engine would refuse what is on its way there.
+            raise fail(kind_of(error), f"say it again: {text_of(error)}") from error
         if replica in self._recoveries:
             self._book.recovered(await self._recoveries.resolve(replica, word))
         else:
+            self._book.lose(told or self._book.replicas[replica])
             gone = RecoveryResult(
                 replica=replica, state=RecoveryState.ABANDONED, resolved_by=word, why=given_up
             )
             self._book.recovered(gone)
         if given_up is not None:
             self._book.given_up[replica] = given_up
+            self._book.out_of_reach.add(replica)
 
     # --- losses
 
@@ -427,19 +467,24 @@ class EngineLifecycle:
             book.move(GroupEvent.LOST_REPLICA_PROVED_GONE)
             book.move(GroupEvent.OPENED)
         else:
-            book.move(GroupEvent.SLEEP_PROVED)
-            self._in_use = False
+            await self._put_to_sleep()
 
     async def _put_to_sleep(self) -> None:
-        """What is still awake in a BLOCKED group lets go; SLEEPING if nothing is in doubt then."""
+        """What is still awake in a BLOCKED group lets go, and nothing of it loads under its token
+        again; SLEEPING if nothing is in doubt then."""
         book = self._book
         self._in_use = False
-        awake = book.begin_drain(book.holding)
-        if awake:
-            report = await self._call(
-                OFFLOAD_ENGINES, f"{workflow.uuid4()}", "put to sleep", awake, blocks=False
-            )
-            book.settle_drain(report)
+        book.begin_drain(book.holding)
+        if asked := tuple(k for k in book.askable if k not in book.failed):
+            try:
+                report = await self._call(
+                    OFFLOAD_ENGINES, f"{workflow.uuid4()}", "put to sleep", asked, blocks=False
+                )
+            except ActivityError as error:
+                for replica in asked:  # nobody knows what they did: each is stopped, with proof
+                    book.lose(book.unknown(replica, text_of(error)))
+            else:
+                book.settle_drain(report)
             await self._heal(book.failed, "it did not let go", rebuild=False)
         if not book.failed:
             book.move(GroupEvent.SLEEP_PROVED)

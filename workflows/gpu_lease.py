@@ -103,7 +103,8 @@ class GpuLease:
 
     @workflow.signal
     def answer(self, answer: Answer) -> None:
-        self._mail.deliver(answer)
+        if not self._mail.deliver(answer):
+            self._hints.update(self._book.blocked)  # one that comes late proves nothing: look
 
     @workflow.signal
     async def holder_lost(self, lost: HolderLost) -> None:
@@ -367,26 +368,36 @@ class GpuLease:
         self._show()
 
     async def _reconcile_once(self, role: str) -> None:
-        """One read-only probe under the role's token; only what it proves changes the book."""
+        """One probe under the role's token; only what it proves changes the book, a release by its
+        evidence."""
         lease = self._book.roles[role]
         if lease.fence is None or role in self._reconciling or role in self._doubted:
             return
         self._reconciling.add(role)
         try:
             result = await self._have(role, "probe", lease.fence, None)
+            asleep = result.state in ("SLEEPING", "STOPPED")
+            wrong = await self._judge(role, lease.fence, result) if asleep else None
         except ApplicationError as error:
             workflow.logger.warning("probe of %s proved nothing: %s", role, text_of(error))
             return
         finally:
             self._reconciling.discard(role)
-        now = self._book.roles[role]
-        if now.state is not LeaseState.BLOCKED or now.fence != lease.fence:
+        if not self._is_blocked_under(role, lease.fence):
             return  # an answer about an earlier grant
-        if result.state in ("SLEEPING", "STOPPED"):
+        if wrong is not None:
+            self._doubted.add(role)
+            self._book.explain(role, text_of(wrong))
+        elif asleep:
             self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
         elif result.state == "READY":
             self._proved[role] = result
             self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
+
+    def _is_blocked_under(self, role: str, fence: FenceToken | None) -> bool:
+        """Still, after something was waited for."""
+        now = self._book.roles[role]
+        return now.state is LeaseState.BLOCKED and now.fence == fence
 
     async def _resolve(self, request: LeaseRequest) -> None:
         for role in self._book.blocked:
@@ -397,13 +408,20 @@ class GpuLease:
 
     async def _resolve_role(self, role: str, word: str) -> None:
         """The word stands for what cannot be proved; what can answer lets go, or goes on."""
-        fence = self._book.roles[role].fence
-        state = (await self._have(role, "resolve", fence, None, word=word)).state
-        now = self._book.roles[role]
-        if now.state is not LeaseState.BLOCKED or now.fence != fence:
+        fence, told = self._book.roles[role].fence, role in self._doubted
+        result = await self._have(role, "resolve", fence, None, word=word)
+        state, asleep = result.state, result.state in ("SLEEPING", "STOPPED")
+        if asleep and result.evidence and fence is not None and not told:
+            # A person who was not told of a contradiction has not looked for what it is about.
+            wrong = await self._judge(role, fence, result)
+            if wrong is not None and self._is_blocked_under(role, fence):
+                self._doubted.add(role)
+                self._book.explain(role, text_of(wrong))
+                raise fail(PERMANENT, f"{text_of(wrong)} Look again; the next word stands.")
+        if not self._is_blocked_under(role, fence):
             return  # a probe proved it meanwhile
         self._doubted.discard(role)
-        if state in ("SLEEPING", "STOPPED"):
+        if asleep:
             self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
             self._resolved_by[role] = word
         elif state == "READY":

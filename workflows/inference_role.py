@@ -140,7 +140,7 @@ class InferenceRole:
         why = snapshot.stuck or (f"no engine of {snapshot.model} is left" if stopped else None)
         if why is not None and why != known.stuck:
             await self._tell_lease(why)
-        elif snapshot.state in _SETTLED and known.state not in _SETTLED:
+        elif snapshot.state in _SETTLED and snapshot.state is not known.state:
             await self._lease.signal("holder_known", self._start.role)
 
     @workflow.query

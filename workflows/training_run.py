@@ -37,6 +37,7 @@ from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
 from workflows._premises import (
     inference_roles,
+    resolve_role,
     start_lease,
     start_roles,
     stop_role,
@@ -44,6 +45,7 @@ from workflows._premises import (
 )
 from workflows._visible import (
     attributes,
+    placement_rows,
     show_details,
     show_reward,
     show_run,
@@ -85,6 +87,7 @@ class TrainingRun:
         self._restarts = 0
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
+        self._bound = False
         if start.carried is not None:
             self._take_over(start.carried)
 
@@ -207,8 +210,8 @@ class TrainingRun:
             )
         if self._lease_waits is not None and not resolution.confirm_released:
             raise ValueError(
-                f"{self._lease_waits}: look at the processes on the node, then resolve with"
-                " confirm_released"
+                f"{self._lease_waits}: look at the processes on the node (fence off or power"
+                " down one that does not answer), then resolve with confirm_released"
             )
 
     # --- the run
@@ -318,6 +321,7 @@ class TrainingRun:
         self._show("binds GPUs")
         bound = await BIND_PLACEMENT(self._plan, summary="bind GPUs")
         plan = self._plan = bound.plan
+        self._bound = True
         await start_lease(plan)
         await start_roles(plan)
         self._show("brings up router, gateway and TransferQueue")
@@ -352,16 +356,22 @@ class TrainingRun:
         if self._state is RunState.RUNNING:  # a person had to resolve something on the way down
             self._move(RunEvent.STOP_ASKED, "stops")
 
-    async def _stop_role(self, role: str) -> None:
-        """Asked again, under an id of its own, after a person has looked at what failed."""
-        for attempt in itertools.count(1):
+    async def _stop_role(self, role: str, prefix: str = "") -> None:
+        """Asked again, under an id of its own, after a person has looked at what failed; their word
+        that nothing is left reaches what waits for a proof."""
+        word = None
+        for number in itertools.count(1):
+            attempt = f"{prefix}{number}"
             try:
-                await stop_role(self._mail, self._id, role, str(attempt))
+                if word is not None:
+                    await resolve_role(self._mail, self._id, role, word, attempt)
+                await stop_role(self._mail, self._id, role, attempt)
             except FailureError as error:
                 self._resolved = None
                 if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
                     self._move(RunEvent.NEEDS_PERSON, f"cannot stop {role}: {text_of(error)}")
                 await workflow.wait_condition(lambda: self._resolved is not None)
+                word = _word(self._resolved)
                 if RUN.allows(self._state, RunEvent.STOP_ASKED):
                     self._move(RunEvent.STOP_ASKED, f"stops {role} again")
             else:
@@ -375,7 +385,7 @@ class TrainingRun:
         self._restarts += 1
         attempt = f"restart-{self._restarts}"
         roles = inference_roles(plan)
-        await asyncio.gather(*(stop_role(self._mail, self._id, r, attempt) for r in roles))
+        await asyncio.gather(*(self._stop_role(role, f"{attempt}.") for role in roles))
         await stop_trainer(plan, self._lease, attempt)
         await start_roles(plan, self._restarts)
         await self._try_every_role()
@@ -384,8 +394,10 @@ class TrainingRun:
         """Say why, take down what was brought up, end FAILED."""
         self._error = text_of(error)
         self._show(f"cannot start: {self._error}; takes down what was brought up")
-        if self._plan is not None:
+        if self._bound:
             await self._in_peace(self._take_down())
+        elif self._plan is not None:  # no lease, role or server was begun: nobody could be asked
+            await self._in_peace(RELEASE_PLACEMENT(self._plan.run, summary="placement group"))
         self._move(RunEvent.GAVE_UP, f"could not start: {self._error}")
 
     @staticmethod
@@ -457,6 +469,8 @@ class TrainingRun:
             (f"step {p.step}", f"reward {_shown(p.reward)}, accuracy {_shown(p.accuracy)}")
             for p in self._progress[-5:]
         ]
+        if self._plan is not None:
+            rows += placement_rows(self._plan)
         text = f"**{self._state}**: {doing}"
         if self._state is RunState.BLOCKED:
             text += (
@@ -465,6 +479,13 @@ class TrainingRun:
                 " let go of its GPUs."
             )
         show_details(text, rows)
+
+
+def _word(resolved: ResolveRun | None) -> str | None:
+    """That nothing is left, if that is what they say."""
+    if resolved is None or not resolved.confirm_released:
+        return None
+    return f"{resolved.who}: {resolved.why}"
 
 
 def _shown(value: float | None) -> str:

@@ -1,15 +1,10 @@
 """``relax-infer doctor``: what is there, what is missing, and the cure."""
 
-import json
 import shutil
 import sys
-from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
-
-import typer
 
 from relax_infer.cli._home import read_stack
 from relax_infer.cli._local import checkout
@@ -17,13 +12,8 @@ from relax_infer.cli._machine import free_memory_gib, gpu_count
 from relax_infer.cli._runs import QUEUE, Runs, polled
 from relax_infer.cli._server import Server, connected, find_target
 from relax_infer.contracts.failures import RelaxError
+from relax_infer.placement.preflight import Finding
 
-Result = Literal["ok", "note", "missing"]
-_MARKS: dict[Result, tuple[str, str]] = {
-    "ok": ("ok", "green"),
-    "note": ("note", "yellow"),
-    "missing": ("MISSING", "red"),
-}
 _WANTED_GIB = 10.0
 _DISTRIBUTIONS = (
     *("sglang", "sglang-router", "ray", "torch", "megatron-core", "transferqueue"),
@@ -33,31 +23,10 @@ _PROGRAMS = ("temporal", "ray")
 _OURS = ("workflows", "activities", "workers")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    result: Result
-    text: str
-    cure: str = ""
-
-
 async def examine(home: Path) -> list[Finding]:
     """Everything, nothing started."""
     findings = [_python(), *_checkout(), *_programs(), *_packages(), _memory(), _gpus()]
-    return [*findings, *_stack(home), *await _server(home)]
-
-
-def show_findings(findings: list[Finding], *, as_json: bool) -> None:
-    """A line each, or JSON."""
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-        return
-    for finding in findings:
-        mark, colour = _MARKS[finding.result]
-        cure = f" {finding.cure}" if finding.cure else ""
-        typer.echo(f"{typer.style(f'{mark:<8}', fg=colour)}{finding.name}: {finding.text}{cure}")
+    return [*findings, *_stack(home), *await server_findings(home)]
 
 
 def _python() -> Finding:
@@ -160,7 +129,7 @@ def _stack(home: Path) -> list[Finding]:
     return [Finding("stack", "ok", f"runs in {home}, web UI {stack.temporal_ui}")]
 
 
-async def _server(home: Path) -> list[Finding]:
+async def server_findings(home: Path) -> list[Finding]:
     """Temporal, its workers and what waits for a person; nothing if no server is named."""
     try:
         if find_target(home) is None:

@@ -11,7 +11,7 @@ from relax_infer.contracts.failures import RelaxError
 
 ORDER = (
     *("up", "run", "status", "pause", "resume", "stop", "resolve", "report", "samples", "down"),
-    *("plan", "config", "doctor", "worker"),
+    *("plan", "config", "doctor", "worker", "gateway"),
 )
 INTERRUPTED = 130
 """Ctrl-C, as shells report it."""

@@ -24,12 +24,29 @@ class Queue(StrEnum):
 
 
 @app.command()
-def plan(recipe: Recipe, assignments: Assignments = None, as_json: Json = False) -> None:
+def plan(
+    recipe: Recipe,
+    assignments: Assignments = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Also look whether the cluster that is there can run it.")
+    ] = False,
+    as_json: Json = False,
+    home: Home = HOME,
+) -> None:
     """Which GPUs each role gets, phase by phase, or every reason why not. Starts nothing."""
     from relax_infer.cli._plan import show_plan
     from relax_infer.cli._recipes import check
 
-    show_plan(check(recipe, assignments or []), as_json=as_json)
+    checked = check(recipe, assignments or [])
+    if not live:
+        show_plan(checked, as_json=as_json)
+        return
+    from relax_infer.cli._live import examine_live
+
+    findings = asyncio.run(examine_live(checked, home))
+    show_plan(checked, as_json=as_json, findings=findings)
+    if any(finding.result == "missing" for finding in findings):
+        raise typer.Exit(Code.BAD_INPUT)
 
 
 @config.command()
@@ -54,7 +71,8 @@ def show(
 @app.command()
 def doctor(as_json: Json = False, home: Home = HOME) -> None:
     """What this machine has, what is missing, and what to do. Exit code 1 if something must be."""
-    from relax_infer.cli._doctor import examine, show_findings
+    from relax_infer.cli._doctor import examine
+    from relax_infer.cli._findings import show_findings
 
     findings = asyncio.run(examine(home))
     show_findings(findings, as_json=as_json)

@@ -47,7 +47,8 @@ def resolve(
         bool,
         typer.Option(
             "--confirm-released",
-            help="You looked at the node: the role that is named has let go of its GPUs.",
+            help="You looked at the node, or fenced off one that does not answer: the"
+            " role that is named has let go of its GPUs.",
         ),
     ] = False,
     home: Home = HOME,

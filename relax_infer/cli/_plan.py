@@ -1,30 +1,47 @@
 """A picture of every GPU in every phase."""
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from relax_infer.cli._findings import show_findings
 from relax_infer.cli._recipes import Checked
-from relax_infer.placement import InferencePlacementPlan, Phase, Placement, Slot
+from relax_infer.placement import InferencePlacementPlan
+from relax_infer.placement.picture import (
+    COLOURS,
+    LETTERS,
+    Cell,
+    legend,
+    node_label,
+    node_rows,
+    phase_title,
+)
+from relax_infer.placement.preflight import Finding
 
-_PHASES = {
-    "inference": "generate, evaluate",
-    "genrm_score": "judge",
-    "teacher_score": "teach",
-    "critic_train": "train the critic",
-}
-_WIDEST = 4
-"""GPUs of a picture with a column for each; a larger plan is a list."""
+_LISTED = 4
+"""GPUs whose reserved shares are listed one by one; of more, the different sums are."""
+_WIDTH = 200
+"""Characters of a line where the output is no terminal."""
 
 
-def show_plan(checked: Checked, *, as_json: bool) -> None:
-    """Print it."""
+def show_plan(
+    checked: Checked, *, as_json: bool, findings: Sequence[Finding] | None = None
+) -> None:
+    """Print it, and what was found of the living cluster, if that was looked at."""
     plan = checked.plan
     if as_json:
-        typer.echo(json.dumps(plan.to_dict(), indent=2))
+        document = plan.to_dict()
+        if findings is not None:
+            can_run = all(finding.result != "missing" for finding in findings)
+            listed = [asdict(finding) for finding in findings]
+            document["live"] = {"can_run": can_run, "findings": listed}
+        typer.echo(json.dumps(document, indent=2))
         return
     how = {
         "defer": "roles take turns",
@@ -36,64 +53,39 @@ def show_plan(checked: Checked, *, as_json: bool) -> None:
         f"{checked.recipe.name}: mode {plan.mode}, {plan.total_required_gpus} GPUs,"
         f" {'one role at a time' if alone else how[plan.mode]}"
     )
-    small = len(plan.pool_sizes) == 1 and plan.total_required_gpus <= _WIDEST
-    Console().print(_picture(plan) if small else _list(plan))
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    console.print(_picture(plan))
+    for role, text in legend(plan):
+        console.print(Text.assemble((LETTERS[role], _style(role)), f"  {text}"))
     typer.echo(f"Reserved with Ray, GPU by GPU: {_reserved(plan)}")
+    if findings is not None:
+        show_findings(findings, as_json=False)
 
 
 def _picture(plan: InferencePlacementPlan) -> Table:
-    gpus = range(plan.total_required_gpus)
+    """A letter for each GPU; a space before each engine's first."""
     table = Table(header_style="bold")
-    table.add_column("phase")
-    for gpu in gpus:
-        table.add_column(f"GPU {gpu}")
+    table.add_column("node")
     for phase in plan.phases:
-        table.add_row(_title(phase), *(_cell(plan, phase, gpu) for gpu in gpus))
+        table.add_column(phase_title(phase), no_wrap=True)
+    for row in node_rows(plan):
+        table.add_row(node_label(plan, row), *(_node(cells) for cells in row.phases))
     return table
 
 
-def _list(plan: InferencePlacementPlan) -> Table:
-    table = Table(header_style="bold")
-    for title in ("phase", "pool", "GPUs", "role", "engines or ranks"):
-        table.add_column(title)
-    for phase in plan.phases:
-        title = _title(phase)
-        for slot in phase.slots:
-            span = f"{slot.bundle_start}-{slot.bundle_stop - 1}"
-            name = slot.role if slot.model_id is None else f"{slot.role} {slot.model_id}"
-            table.add_row(title, slot.pool, span, name, _count(plan, slot))
-            title = ""
-    return table
+def _node(cells: Sequence[Cell | None]) -> Text:
+    text = Text()
+    before = None
+    for k, cell in enumerate(cells):
+        if (k and (cell is None) != (before is None)) or (cell is not None and k and cell.begins):
+            text.append(" ")
+        text.append("·" if cell is None else LETTERS[cell.role], _style(cell.role) if cell else "")
+        before = cell
+    return text
 
 
-def _title(phase: Phase) -> str:
-    return _PHASES.get(phase.name, phase.name)
-
-
-def _placement(plan: InferencePlacementPlan, slot: Slot) -> Placement | None:
-    key = (slot.role, slot.model_id, slot.group_id)
-    return next((p for p in plan.placements if (p.role, p.model_id, p.group_id) == key), None)
-
-
-def _count(plan: InferencePlacementPlan, slot: Slot) -> str:
-    placement = _placement(plan, slot)
-    if placement is None:
-        return f"{slot.bundle_stop - slot.bundle_start} ranks"
-    kind = "" if placement.worker_type == "regular" else f"{placement.worker_type} "
-    nodes = placement.nodes_per_engine
-    over = f" over {nodes} nodes" if nodes > 1 else ""
-    return f"{placement.replicas} {kind}x {placement.gpus_per_engine} GPUs{over}"
-
-
-def _cell(plan: InferencePlacementPlan, phase: Phase, gpu: int) -> str:
-    for slot in phase.slots:
-        if slot.bundle_start <= gpu < slot.bundle_stop:
-            offset = gpu - slot.bundle_start
-            placement = _placement(plan, slot)
-            if placement is None:
-                return f"{slot.role} rank {offset}"
-            return f"{slot.role} {slot.model_id} #{offset // placement.gpus_per_engine}"
-    return "-"
+def _style(role: str) -> str:
+    return f"bold white on {COLOURS[role]}"
 
 
 def _reserved(plan: InferencePlacementPlan) -> str:
@@ -116,7 +108,7 @@ def _reserved(plan: InferencePlacementPlan) -> str:
 def _told(shares: Iterable[str]) -> str:
     """Each sum; of a large pool the different sums and on how many GPUs they are."""
     listed = list(shares)
-    if len(listed) <= _WIDEST:
+    if len(listed) <= _LISTED:
         return ", ".join(listed)
     counts = {share: listed.count(share) for share in dict.fromkeys(listed)}
     return ", ".join(f"{share} on {count}" for share, count in counts.items())

@@ -1,6 +1,7 @@
 """From what a person typed to the start of a run, checked before anything starts."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ def check(recipe: str, assignments: list[str], steps: int | None = None) -> Chec
     overrides = parse_overrides(assignments)
     read = load(recipe, overrides)
     overrides |= {
-        f"{role}.model": str(Path(section.model).resolve())
-        for role in _MODELS
-        if (section := getattr(read, role)) is not None and _is_relative_folder(section.model)
+        key: str(Path(model).resolve())
+        for key, model in _models(read)
+        if _is_relative_folder(model)
     }
     try:
         plan = plan_inference_placement(read)
@@ -79,6 +80,16 @@ def _portable(recipe: str) -> str | dict[str, Any]:
     import yaml
 
     return yaml.safe_load(Path(recipe).read_text())
+
+
+def _models(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Dotted key and value of every model."""
+    for role in _MODELS:
+        section = getattr(recipe, role)
+        if section is not None:
+            yield f"{role}.model", section.model
+            for number, extra in enumerate(section.extra_models):
+                yield f"{role}.extra_models.{number}.model", extra.model
 
 
 def _is_relative_folder(model: str) -> bool:

@@ -43,7 +43,8 @@ _PHASE = ActivityPolicy("relax", start_to_close=7200.0, attempts=ONCE)
 
 POLICIES: dict[str, ActivityPolicy] = {
     "resolve_recipe": ActivityPolicy("relax", start_to_close=600.0, attempts=3),
-    "bind_placement": ActivityPolicy("relax-engines", start_to_close=180.0, attempts=3),
+    # Ends by itself after the recipe's cluster.bind_timeout.
+    "bind_placement": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=3),
     "release_placement": ActivityPolicy("relax-engines", start_to_close=120.0, attempts=6),
     "ensure_front": ActivityPolicy("relax", start_to_close=180.0, attempts=6),
     "push_registry": ActivityPolicy("relax", start_to_close=60.0, attempts=FOREVER, max_retry=2.0),

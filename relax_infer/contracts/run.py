@@ -54,6 +54,8 @@ class Binding(Message):
     placement_group: str
     plan: RunPlan
     """The plan with every group's and the trainer's bundles filled in."""
+    placement: dict[str, Any] | None = None
+    """Who has which bundles in which phase: an InferencePlacementPlan's ``to_dict``."""
 
 
 class FrontAddress(Message):

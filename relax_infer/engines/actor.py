@@ -15,7 +15,7 @@ from relax_infer.contracts.engines import (
     ReleaseEvidence,
     ReplicaReport,
 )
-from relax_infer.contracts.failures import RelaxError
+from relax_infer.contracts.failures import RelaxError, TransientError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.follower import Follower
 from relax_infer.engines.node import NodeReport
@@ -82,9 +82,11 @@ class EngineActor:
     async def _once(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         try:
             self._replica.head.check_place(loads=kind not in _RELEASES)
+            await self._check_open(kind, op.fence)
             self._admit(kind, op.fence)
             async with self._turn:
                 # Another grant may have come while this one waited, or this one may have ended.
+                await self._check_open(kind, op.fence)
                 self._admit(kind, op.fence)
                 outcome = await self._carry_out(kind, op)
                 if kind in _RELEASES and op.ends_grant and outcome.report.error is None:
@@ -96,10 +98,22 @@ class EngineActor:
             return ReplicaOutcome(
                 report=report.model_copy(update={"error": str(stale)}), stale=stale.seen
             )
+        except TransientError as error:
+            return await self._failed(error)
         except RelaxError as misplaced:
-            report = await self._replica.reports.report()
-            told = {"state": ReplicaState.FAILED, "error": f"{misplaced.kind}: {misplaced}"}
-            return ReplicaOutcome(report=report.model_copy(update=told))
+            failed = await self._failed(misplaced)
+            told = failed.report.model_copy(update={"state": ReplicaState.FAILED})
+            return failed.model_copy(update={"report": told})
+
+    async def _check_open(self, kind: Kind, token: FenceToken) -> None:
+        """While its host was cut off, a person may have said that nothing of it is left."""
+        if kind not in _RELEASES:
+            await asyncio.to_thread(self._replica.closed.check, token)
+
+    async def _failed(self, error: Exception) -> ReplicaOutcome:
+        report = await self._replica.reports.report()
+        told = f"{getattr(error, 'kind', type(error).__name__)}: {error}"
+        return ReplicaOutcome(report=report.model_copy(update={"error": told}))
 
     async def _carry_out(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         evidence: ReleaseEvidence | None = None
@@ -118,9 +132,7 @@ class EngineActor:
                 case "forget":
                     await self._replica.forget(op)
         except (RelaxError, IllegalTransition, OSError) as error:
-            report = await self._replica.reports.report()
-            told = f"{getattr(error, 'kind', type(error).__name__)}: {error}"
-            return ReplicaOutcome(report=report.model_copy(update={"error": told}))
+            return await self._failed(error)
         return ReplicaOutcome(report=await self._replica.reports.report(), evidence=evidence)
 
     def _admit(self, kind: Kind, token: FenceToken) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import fsspec
 
+from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 
@@ -65,3 +66,8 @@ class ClosedGrants:
         uri = f"{self._folder}/{token.counter}-{grant}"
         files, path = fsspec.url_to_fs(uri)  # pyright: ignore[reportUnknownMemberType]
         return files, str(path)
+
+
+def closed_grants(spec: EngineGroupSpec, replica: int) -> ClosedGrants:
+    """Of one replica."""
+    return ClosedGrants(spec.store, spec.run, spec.actor_name(replica))

@@ -11,9 +11,10 @@ from relax_infer.contracts.engines import (
     ReplicaReport,
     WatchReport,
 )
-from relax_infer.contracts.failures import RelaxError
+from relax_infer.contracts.failures import RelaxError, UnconfirmedError
 from relax_infer.contracts.fence import StaleFence
 from relax_infer.engines.actors import answer, end_actors, find_actor, node_actor
+from relax_infer.engines.closed_grants import closed_grants
 from relax_infer.engines.evidence import write_evidence
 from relax_infer.engines.static import InferenceEngineSpec
 from relax_infer.machines import ReplicaState
@@ -77,8 +78,18 @@ class EngineGroup:
         return GroupReport(replicas=await self._each(ask, self._unknown))
 
     async def forget(self, op: EngineOperation) -> GroupReport:
-        """Take ``op.word`` (a person's) for the proof that failed replicas are gone."""
-        return await self._operate("forget", op)
+        """Take ``op.word`` (a person's) for the proof that failed replicas are gone.
+
+        One that does not answer is FAILED and Unconfirmed in the report; should it live, it loads
+        nothing more under the token: that is written where it looks before it loads.
+        """
+        for replica in op.targets:
+            await asyncio.to_thread(closed_grants(self.spec, replica).close, op.fence)
+        report = await self._operate("forget", op)
+        for told in report.replicas:
+            if not (told.error or "").startswith(UnconfirmedError.kind):
+                await asyncio.to_thread(closed_grants(self.spec, told.replica).reopen, op.fence)
+        return report
 
     async def watch(self, incarnations: Mapping[int, str]) -> WatchReport:
         """Return when a replica is not READY any more, or is another incarnation; not before.

@@ -23,6 +23,7 @@ from relax_infer.contracts.failures import (
     UnconfirmedError,
 )
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines.closed_grants import closed_grants
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.drain import close_before_end, confirm_drained, drain, settle
 from relax_infer.engines.evidence import memory_doubts, release_evidence
@@ -54,6 +55,7 @@ class EngineReplica:
         self.spec, self.replica = spec, replica
         self.head = head = EngineNode(spec, replica, 0, pool)
         self.files = head.files
+        self.closed = closed_grants(spec, replica)
         self.nodes = ReplicaNodes(head, followers)
         self.resident = Resident(self.engine_id, self.files)
         self.error: str | None = None

@@ -18,16 +18,27 @@ class ClientGone(Exception):
     """The caller disconnected before its request was read."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole request body; raises :class:`ClientGone`."""
-    parts: list[bytes] = []
+async def read_body(receive: Receive, limit: int = 2**31) -> bytes | None:
+    """The whole request body; None when it is larger than ``limit``; raises ClientGone."""
+    event = await receive()
+    if event["type"] == "http.request" and not event.get("more_body"):
+        body = event.get("body", b"")
+        return body if len(body) <= limit else None
+    parts = bytearray()
     while True:
-        event = await receive()
         if event["type"] == "http.disconnect":
             raise ClientGone
-        parts.append(event.get("body", b""))
+        parts += event.get("body", b"")
+        if len(parts) > limit:
+            return None
         if not event.get("more_body"):
-            return b"".join(parts)
+            return bytes(parts)
+        event = await receive()
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """A request header's first value; ``name`` in lower case."""
+    return next((value for key, value in scope["headers"] if key == name), None)
 
 
 async def reply(send: Send, status: int, document: object, headers: Headers = ()) -> None:

@@ -32,12 +32,19 @@ def to_backend(headers: Headers) -> CIMultiDict[str]:
     return kept
 
 
-def to_caller(headers: Headers, *, buffered: bool) -> list[tuple[bytes, bytes]]:
-    """The backend's headers; ``buffered``: the body is sent whole, with a length of its own."""
+def to_caller(
+    headers: Headers, *, buffered: bool, decoded: bool = True
+) -> list[tuple[bytes, bytes]]:
+    """The backend's headers; ``buffered``: the body is sent whole, with a length of its own.
+
+    ``decoded``: its content encoding was undone.
+    """
     pairs = [(key.lower(), value) for key, value in headers]
     dropped = _HOP | _named_in_connection(pairs)
     if buffered:
         dropped |= {b"content-length"}
+    if decoded:
+        dropped |= {b"content-encoding"}
     return [(key, value) for key, value in pairs if key not in dropped]
 
 

@@ -1,74 +1,163 @@
-"""A raw generation payload: what the gateway reads of it, and what it sends on.
+"""A caller's JSON payload: what the gateway reads of it, and what it sends on.
 
 Only the keys that the gateway needs are decoded; everything else is copied as it stands, which is
 exact for large integers and for the spelling of floats, and four times as fast as decoding token
 ids (34 instead of 147 microseconds for 64 KB).
 """
 
+import json
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from relax_infer.gateway._errors import GatewayError
 
+Fields = dict[str, msgspec.Raw]
+
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text = msgspec.json.Decoder(str)
 _rid = msgspec.json.Decoder(str | list[str])
+_messages = msgspec.json.Decoder(list[dict[str, Any]])
+_parameters = msgspec.json.Decoder(dict[str, Any] | None)
 _any = msgspec.json.Decoder(msgspec.Raw)
 _encoder = msgspec.json.Encoder()
+
+_NOT_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+@dataclass(frozen=True)
+class Selectors:
+    """What every payload may say about where it goes."""
+
+    model: str | None
+    route_key: str | None
+    rids: tuple[str, ...]
+    """Ids under which the engine knows the request, if the caller chose them."""
 
 
 @dataclass(frozen=True)
 class RawRequest:
     """A checked payload for an engine's ``/generate``."""
 
-    model: str | None
-    route_key: str | None
+    to: Selectors
     stream: bool
-    rids: tuple[str, ...]
-    """Ids under which the engine knows the request, if the caller chose them."""
     body: bytes
     """The payload without ``model`` and ``route_key``."""
 
 
-def read_raw(body: bytes) -> RawRequest:
-    """Check and rewrite one payload.
+@dataclass(frozen=True)
+class MessagesRequest:
+    """Messages for a judge; the gateway makes the prompt."""
+
+    to: Selectors
+    messages: list[dict[str, Any]]
+    sampling_params: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A checked payload of the OpenAI chat route."""
+
+    to: Selectors
+    stream: bool
+    fields: Fields
+    """Without ``model`` and ``route_key``."""
+
+    def body(self, served_name: str) -> bytes:
+        """The payload under the name that the backend itself answers to."""
+        return _encoder.encode(self.fields | {"model": msgspec.Raw(_encoder.encode(served_name))})
+
+
+def read_generate(body: bytes) -> RawRequest | MessagesRequest:
+    """Check and rewrite a payload of ``/generate``.
 
     Raises:
         GatewayError: 400, before any backend is asked.
     """
-    try:
-        fields = _object.decode(body)
-    except msgspec.ValidationError:
-        raise GatewayError(400, "Request body must be a JSON object") from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise GatewayError(400, "Request body is not JSON") from None
-    model, route_key = _selector(fields, "model"), _selector(fields, "route_key")
-    stream = bytes(fields["stream"]) if "stream" in fields else b"false"
-    if stream not in (b"true", b"false"):
-        raise GatewayError(400, "stream must be a bool")
+    fields = read_object(body)
+    to = _selectors(fields)
+    stream = is_stream(fields)
     raw = "input_ids" in fields or "text" in fields
     if raw and "messages" in fields:
         raise GatewayError(400, "Send either messages or input_ids/text, not both")
-    if "messages" in fields:
-        raise GatewayError(400, "messages are not served here; send input_ids or text")
-    if not raw:
+    if raw:
+        return RawRequest(to, stream, _encoder.encode(fields))
+    if "messages" not in fields:
         raise GatewayError(400, "Send input_ids or text")
-    return RawRequest(
-        model, route_key, stream == b"true", _rids(fields.get("rid")), _encoder.encode(fields)
-    )
+    if stream:
+        raise GatewayError(400, "messages are answered whole: stream must be false")
+    return MessagesRequest(to, _read_messages(fields), _read_parameters(fields))
+
+
+def read_chat(body: bytes) -> ChatRequest:
+    """Check a payload of the chat route; its messages are left to the backend.
+
+    Raises:
+        GatewayError: 400, before any backend is asked.
+    """
+    fields = read_object(body)
+    to = _selectors(fields)
+    if bytes(fields.get("messages", msgspec.Raw(b"")))[:1] != b"[":
+        raise GatewayError(400, "messages must be a list")
+    return ChatRequest(to, is_stream(fields), fields)
+
+
+def read_object(body: bytes) -> Fields:
+    """The payload's keys with their values as they stand.
+
+    Raises:
+        GatewayError: 400, not one JSON object in UTF-8, or with a key that is there twice.
+    """
+    try:
+        if not body.isascii():
+            body.decode()  # values are skipped over unread, wrong bytes in them too
+        fields = _object.decode(body)
+    except msgspec.ValidationError:
+        raise GatewayError(400, "Request body must be a JSON object") from None
+    except _NOT_JSON:
+        raise GatewayError(400, "Request body is not JSON") from None
+    if not _is_plain(body, fields):
+        _refuse_doubled_keys(body)
+    return fields
+
+
+def is_stream(fields: Fields) -> bool:
+    """Raises GatewayError: 400, ``stream`` is there and not a bool."""
+    stream = bytes(fields["stream"]) if "stream" in fields else b"false"
+    if stream not in (b"true", b"false"):
+        raise GatewayError(400, "stream must be a bool")
+    return stream == b"true"
+
+
+def rids_of(fields: Fields) -> tuple[str, ...]:
+    """Empty ids are left out: an engine takes an empty id for every id."""
+    value = fields.get("rid")
+    if value is None:
+        return ()
+    try:
+        rid = _rid.decode(value)
+    except msgspec.DecodeError:  # the engine refuses it with its own words
+        return ()
+    return tuple(each for each in ([rid] if isinstance(rid, str) else rid) if each)
 
 
 def is_json(body: bytes) -> bool:
     """Whether an engine's answer is one JSON value."""
     try:
         _any.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except _NOT_JSON:
         return False
     return True
 
 
-def _selector(fields: dict[str, msgspec.Raw], name: str) -> str | None:
+def _selectors(fields: Fields) -> Selectors:
+    """Takes ``model`` and ``route_key`` out."""
+    return Selectors(_selector(fields, "model"), _selector(fields, "route_key"), rids_of(fields))
+
+
+def _selector(fields: Fields, name: str) -> str | None:
     """Take the field out; null counts as absent."""
     value = fields.pop(name, None)
     if value is None or bytes(value) == b"null":
@@ -79,12 +168,41 @@ def _selector(fields: dict[str, msgspec.Raw], name: str) -> str | None:
         raise GatewayError(400, f"{name} must be a non-empty string") from None
 
 
-def _rids(value: msgspec.Raw | None) -> tuple[str, ...]:
-    """Empty ids are left out: an engine takes an empty id for every id."""
-    if value is None:
-        return ()
+def _read_messages(fields: Fields) -> list[dict[str, Any]]:
     try:
-        rid = _rid.decode(value)
-    except msgspec.DecodeError:  # the engine refuses it with its own words
-        return ()
-    return tuple(each for each in ([rid] if isinstance(rid, str) else rid) if each)
+        return _messages.decode(fields["messages"])
+    except _NOT_JSON:
+        raise GatewayError(400, "messages must be a list of objects") from None
+
+
+def _read_parameters(fields: Fields) -> dict[str, Any] | None:
+    try:
+        return _parameters.decode(fields.get("sampling_params", b"null"))
+    except _NOT_JSON:
+        raise GatewayError(400, "sampling_params must be an object or null") from None
+
+
+def _is_plain(body: bytes, fields: Fields) -> bool:
+    """Whether the body is written as two common encoders write it, so that no key is doubled."""
+    if _encoder.encode(fields) == body:
+        return True
+    pairs = (_encoder.encode(key) + b": " + bytes(value) for key, value in fields.items())
+    return b"{" + b", ".join(pairs) + b"}" == body
+
+
+def _refuse_doubled_keys(body: bytes) -> None:
+    """Of two equal keys the gateway could read one and the engine the other."""
+    doubled: str | None = None
+
+    def see(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal doubled  # the outermost object is seen last
+        counts = Counter(key for key, _ in pairs)
+        doubled = next((key for key, count in counts.items() if count > 1), None)
+        return {}
+
+    try:
+        json.loads(body, object_pairs_hook=see, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        raise GatewayError(400, "Request body is not JSON") from None
+    if doubled is not None:
+        raise GatewayError(400, f"The key {doubled!r} is there twice")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import aiohttp
 import yarl
@@ -16,6 +17,7 @@ _KEEP_ALIVE = 3.0
 """Seconds. An SGLang server hangs up idle connections after 5; a POST must not meet that."""
 _CONNECT_TIMEOUT = 10.0
 _ABORT_TIMEOUT = 5.0
+_GET_TIMEOUT = 5.0
 
 
 class Upstream:
@@ -28,19 +30,48 @@ class Upstream:
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def post(
-        self, base_url: str, path: str, headers: CIMultiDict[str], body: bytes
+        self,
+        base_url: str,
+        path: str,
+        headers: CIMultiDict[str],
+        body: bytes,
+        *,
+        decompress: bool = False,
     ) -> aiohttp.ClientResponse:
-        """Send once; the caller closes the answer.
+        """Send once; the caller closes the answer. ``decompress``: undo its content encoding.
 
         Raises:
             GatewayError: 502, the backend cannot be reached.
         """
         try:
             return await self._open().post(
-                self._url(base_url + path), headers=headers, data=body, allow_redirects=False
+                self._url(base_url + path),
+                headers=headers,
+                data=body,
+                allow_redirects=False,
+                auto_decompress=decompress,
             )
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             log.warning("POST %s%s: %s %s", base_url, path, type(error).__name__, error)
+            raise GatewayError(502, "Inference backend is unavailable") from error
+
+    async def get(self, base_url: str, path: str) -> Any:
+        """An engine's JSON about itself.
+
+        Raises:
+            GatewayError: 502.
+        """
+        try:
+            async with self._open().get(
+                self._url(base_url + path),
+                timeout=aiohttp.ClientTimeout(total=_GET_TIMEOUT),
+                allow_redirects=False,
+                auto_decompress=True,
+            ) as answer:
+                answer.raise_for_status()
+                return await answer.json(content_type=None)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            log.warning("GET %s%s: %s %s", base_url, path, type(error).__name__, error)
             raise GatewayError(502, "Inference backend is unavailable") from error
 
     def abort(self, base_urls: Iterable[str], rids: Iterable[str]) -> None:

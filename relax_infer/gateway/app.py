@@ -1,35 +1,63 @@
 """The gateway as a pure ASGI app: routes, deadlines, disconnects and errors.
 
-Per role (``/rollout``, ``/genrm``, ``/teacher``): POST ``/generate``, GET ``/engines?schema=2``,
-GET ``/health?schema=2``; and GET ``/healthz`` of the process. Nothing public writes anything.
+Per role the routes of :mod:`relax_infer.gateway.routes`, and of the process ``/healthz``,
+``/metrics`` and ``/openapi.json``. Nothing public writes anything.
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from urllib.parse import parse_qs
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from relax_infer.discovery import InferenceRoutingError, Role, RoleSnapshot
+from relax_infer.gateway._answers import Answer, Exchange
 from relax_infer.gateway._asgi import (
     JSON,
     App,
     ClientGone,
+    Headers,
     Receive,
     Scope,
     Send,
+    header,
     lifespan,
     read_body,
     reply,
     reply_bytes,
 )
-from relax_infer.gateway._errors import RETRY_SOON, GatewayError
+from relax_infer.gateway._errors import GatewayError
+from relax_infer.gateway._reads import Reads, Route
 from relax_infer.gateway._upstream import Upstream
-from relax_infer.gateway.handler import Answer, Exchange, InferenceGatewayHandler
+from relax_infer.gateway.handler import InferenceGatewayHandler
 from relax_infer.gateway.intake import RegistryIntake
+from relax_infer.gateway.judge import Render
+from relax_infer.gateway.metrics import CONTENT_TYPE, Metrics, RouteMetrics
+from relax_infer.gateway.openapi import document
+from relax_infer.gateway.routes import routes_of
 
 log = logging.getLogger(__name__)
 
-Route = Callable[[Scope, Receive, Send], Awaitable[None]]
+Work = Callable[[bytes, Headers, Exchange], Awaitable[Answer]]
+
+CALLER_LEFT = 499
+"""Counted, never sent."""
+_HANG_UP = (b"connection", b"close")
+_READ_AND_DROP = 16
+"""A body up to so many times the limit is read and dropped, so that its sender hears why."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may take."""
+
+    timeout: float = 1800.0
+    """Seconds for the whole answer, its stream included."""
+    body_bytes: int = 64 << 20
+    body_seconds: float = 60.0
+    """Until the body has come."""
 
 
 def create_gateway_app(
@@ -38,6 +66,12 @@ def create_gateway_app(
     roles: Iterable[Role | str] = tuple(Role),
     timeout: float = 1800.0,
     max_connections: int = 4096,
+    max_body: int = Limits.body_bytes,
+    body_timeout: float = Limits.body_seconds,
+    genrm_render: Render | None = None,
+    rollout_router: str | None = None,
+    facts: Callable[[], Mapping[str, Any]] = dict,
+    upstream: Upstream | None = None,
 ) -> App:
     """ASGI app that serves the roles from what the intake holds.
 
@@ -46,16 +80,41 @@ def create_gateway_app(
         roles: to serve.
         timeout: seconds that one request may take in all, its stream included.
         max_connections: to backends, over all roles.
+        max_body: bytes of a request body; more is 413.
+        body_timeout: seconds until a request body has come; later is 408.
+        genrm_render: makes a judge's prompt of messages; None: messages are refused.
+        rollout_router: address of a router that rollout's chat goes to unchanged, without
+            discovery; for engines that are not the run's own.
+        facts: what ``/healthz`` says besides its status.
+        upstream: connections to backends; None: own ones.
     """
-    upstream = Upstream(max_connections)
-    routes: dict[str, tuple[str, Route]] = {"/healthz": ("GET", _alive)}
-    for role in map(Role, roles):
+    limits = Limits(timeout, max_body, body_timeout)
+    upstream = upstream or Upstream(max_connections)
+    metrics = Metrics(intake)
+    served = tuple(Role(role) for role in roles)
+    routes: dict[str, tuple[str, Route]] = {
+        "/healthz": ("GET", _alive(facts)),
+        "/metrics": ("GET", _metrics(metrics)),
+        "/openapi.json": ("GET", _description(served)),
+    }
+    for role in served:
         handler = InferenceGatewayHandler(
-            role, _provider(intake, role), timeout=timeout, upstream=upstream
+            role,
+            _provider(intake, role),
+            genrm_render=genrm_render,
+            chat_router=rollout_router if role is Role.ROLLOUT else None,
+            timeout=timeout,
+            upstream=upstream,
         )
-        routes[f"/{role}/generate"] = ("POST", _generate(handler))
-        routes[f"/{role}/engines"] = ("GET", _discovery(intake, role))
-        routes[f"/{role}/health"] = ("GET", _health(handler))
+        reads = Reads(handler, intake, metrics)
+        for entry in routes_of(role):
+            if entry.kind in ("generate", "chat"):
+                work = handler.generate if entry.kind == "generate" else handler.chat
+                counters = metrics.route(role, entry.path)
+                route = _data_route(work, handler.end, counters, limits)
+            else:
+                route = reads.route(entry.kind)
+            routes[f"/{role}{entry.path}"] = (entry.method, route)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -65,12 +124,12 @@ def create_gateway_app(
             return
         method, route = routes.get(scope["path"], ("", None))
         if route is None:
-            await reply(send, 404, {"detail": f"No such route: {scope['path']}"})
-        elif scope["method"] != method:
-            allowed = [(b"allow", method.encode())]
-            await reply(send, 405, {"detail": f"Only {method}"}, allowed)
-        else:
+            await reply(send, 404, {"detail": "No such route"})
+        elif scope["method"] == method or (method, scope["method"]) == ("GET", "HEAD"):
             await route(scope, receive, send)
+        else:
+            allowed = "GET, HEAD" if method == "GET" else method
+            await reply(send, 405, {"detail": f"Only {allowed}"}, [(b"allow", allowed.encode())])
 
     return app
 
@@ -85,85 +144,119 @@ def _provider(intake: RegistryIntake, role: Role) -> Callable[[], Awaitable[Role
     return provide
 
 
-async def _alive(scope: Scope, receive: Receive, send: Send) -> None:
-    await reply(send, 200, {"status": "ok"})
-
-
-def _discovery(intake: RegistryIntake, role: Role) -> Route:
+def _alive(facts: Callable[[], Mapping[str, Any]]) -> Route:
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
-        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        held = intake.get(role)
-        if query.get("schema", ["2"]) != ["2"]:
-            await reply(send, 400, {"detail": "Unsupported discovery schema"})
-        elif held is None:
-            await reply(send, 503, {"detail": f"No registry of {role} yet"}, [RETRY_SOON])
-        elif any(name not in held.snapshot.models for name in query.get("model_name", [])):
-            await reply(send, 404, {"detail": f"Unknown model {query['model_name'][0]!r}"})
-        else:
-            await reply_bytes(send, 200, held.body, [JSON])
+        await reply(send, 200, {"status": "ok", **facts()})
 
     return route
 
 
-def _health(handler: InferenceGatewayHandler) -> Route:
+def _metrics(metrics: Metrics) -> Route:
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
-        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if query.get("schema", ["2"]) != ["2"]:
-            await reply(send, 400, {"detail": "Unsupported health schema"})
-        else:
-            await reply(send, 200, await handler.health())
+        await reply_bytes(send, 200, metrics.text(), [(b"content-type", CONTENT_TYPE)])
 
     return route
 
 
-def _generate(handler: InferenceGatewayHandler) -> Route:
+def _description(roles: tuple[Role, ...]) -> Route:
+    body = json.dumps(document(roles)).encode()
+
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await read_body(receive)
-        except ClientGone:
-            return
+        await reply_bytes(send, 200, body, [JSON])
+
+    return route
+
+
+def _data_route(
+    work: Work, end: Callable[[Exchange], None], counters: RouteMetrics, limits: Limits
+) -> Route:
+    """One request from its head to its answer's last byte; every way out gives everything back."""
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
         exchange = Exchange()
-        started = False
-        work = asyncio.current_task()
-        gone = False
-
-        async def watch() -> None:
-            """Interrupt the work when its caller leaves; nothing else reads these events."""
-            nonlocal gone
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            gone = True
-            assert work is not None
-            work.cancel()
-
-        watcher = asyncio.create_task(watch())
+        status = CALLER_LEFT
+        counters.begin()
         try:
-            async with asyncio.timeout(handler.timeout):
-                answer = await handler.generate(body, scope["headers"], exchange)
-                started = True
-                await _send(send, answer)
-        except GatewayError as error:
-            failure = error
-        except TimeoutError:
-            failure = GatewayError(504, "Inference request timed out")
-        except asyncio.CancelledError:
-            if not gone:
-                raise
-            return
-        else:
-            return
+            status = await _answer(work, scope, receive, send, exchange, limits)
         finally:
-            watcher.cancel()
-            handler.end(exchange)
-        if gone:
-            return
-        if started:
-            # Too late for a status; hanging up without an end tells the caller.
-            log.warning("%s: answer broken off: %s", scope["path"], failure)
-            return
-        await reply(send, failure.status, {"detail": failure.detail}, failure.headers)
+            end(exchange)
+            aborted = exchange.asked and not exchange.finished
+            counters.end(status, time.perf_counter() - began, aborted=aborted)
 
     return route
+
+
+async def _answer(
+    work: Work, scope: Scope, receive: Receive, send: Send, exchange: Exchange, limits: Limits
+) -> int:
+    """The status that the caller got."""
+    task = asyncio.current_task()
+    assert task is not None
+    watcher: asyncio.Task[None] | None = None
+    started = 0
+    try:
+        # One clock for both: first the body has its time, then the answer.
+        async with asyncio.timeout(limits.body_seconds) as clock:
+            body = await _body(scope, receive, limits)
+            watcher = asyncio.create_task(_watch(receive, task))
+            clock.reschedule(task.get_loop().time() + limits.timeout)
+            answer = await work(body, scope["headers"], exchange)
+            del body  # held no longer than its backend needs it
+            started = answer.status
+            await _send(send, answer)
+            return started
+    except ClientGone:
+        return CALLER_LEFT
+    except GatewayError as error:
+        # Not the error itself: its traceback would keep this frame, and the body, until a
+        # collection of garbage.
+        failure = GatewayError(error.status, error.detail, error.headers)
+    except TimeoutError:
+        if watcher is None:
+            failure = GatewayError(408, "Request body did not come in time", (_HANG_UP,))
+        else:
+            failure = GatewayError(504, "Inference request timed out")
+    except asyncio.CancelledError:
+        if watcher is not None and watcher.done() and not watcher.cancelled():
+            return CALLER_LEFT
+        raise
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+    if started:
+        # Too late for a status; hanging up without an end tells the caller.
+        log.warning("%s: answer broken off: %s", scope["path"], failure)
+        return failure.status
+    return await _refuse(scope, send, failure)
+
+
+async def _body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """Raises GatewayError: 413; ClientGone."""
+    length = int(header(scope, b"content-length") or 0)
+    too_large = "Request body is larger than {} bytes"
+    if length > limits.body_bytes:
+        polite = length <= _READ_AND_DROP * limits.body_bytes
+        text = too_large.format(limits.body_bytes)
+        raise GatewayError(413, text, () if polite else (_HANG_UP,))
+    body = await read_body(receive, limits.body_bytes)
+    if body is None:
+        raise GatewayError(413, too_large.format(limits.body_bytes), (_HANG_UP,))
+    return body
+
+
+async def _watch(receive: Receive, work: asyncio.Task[None]) -> None:
+    """Interrupt the work when its caller leaves; nothing else reads these events."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
+
+
+async def _refuse(scope: Scope, send: Send, error: GatewayError) -> int:
+    named = header(scope, b"x-request-id")
+    again = () if named is None else ((b"x-request-id", named),)
+    await reply(send, error.status, {"detail": error.detail}, (*error.headers, *again))
+    return error.status
 
 
 async def _send(send: Send, answer: Answer) -> None:

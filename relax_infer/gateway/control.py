@@ -45,7 +45,7 @@ def create_control_app(intake: RegistryIntake) -> App:
                 body = await read_body(receive)
             except ClientGone:
                 return
-            status, answer = _put(intake, path.removeprefix(_PREFIX), body)
+            status, answer = _put(intake, path.removeprefix(_PREFIX), body or b"")
             await reply(send, status, answer)
         else:
             await reply(send, 404, {"detail": f"No such route: {method} {path}"})

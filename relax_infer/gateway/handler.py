@@ -2,11 +2,10 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import aiohttp
+from multidict import CIMultiDict
 
 from relax_infer.discovery import (
     InferenceRoutingError,
@@ -15,43 +14,31 @@ from relax_infer.discovery import (
     RouteResolver,
     RouteTarget,
 )
-from relax_infer.gateway._asgi import Headers
+from relax_infer.gateway._answers import Answer, Exchange, answer_of
+from relax_infer.gateway._asgi import JSON, Headers
 from relax_infer.gateway._errors import GatewayError, routing
-from relax_infer.gateway._headers import affinity_of, to_backend, to_caller
-from relax_infer.gateway._payload import RawRequest, is_json, read_raw
+from relax_infer.gateway._headers import affinity_of, to_backend
+from relax_infer.gateway._payload import (
+    ChatRequest,
+    MessagesRequest,
+    RawRequest,
+    Selectors,
+    is_stream,
+    read_chat,
+    read_generate,
+    read_object,
+    rids_of,
+)
 from relax_infer.gateway._upstream import Upstream
+from relax_infer.gateway.judge import Render, request_of, verdict_of
+
+__all__ = ["Answer", "Exchange", "InferenceGatewayHandler", "SnapshotProvider"]
 
 log = logging.getLogger(__name__)
 
 SnapshotProvider = Callable[[], Awaitable[RoleSnapshot | Mapping[str, Any]]]
 
-_ERROR_BODY = 65536
-"""Bytes of an upstream error's body that are passed on."""
-
-
-@dataclass
-class Answer:
-    """A backend's answer on its way to the caller."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-    """Everything, or the first chunk of a stream."""
-    rest: AsyncIterator[bytes] | None = None
-    """The other chunks of a stream, untouched."""
-
-
-@dataclass
-class Exchange:
-    """One request under way; :meth:`InferenceGatewayHandler.end` must be called exactly once."""
-
-    request: RawRequest | None = None
-    target: RouteTarget | None = None
-    engines: tuple[str, ...] = ()
-    """Addresses that may hold the request: the target, or every engine behind the router."""
-    upstream: aiohttp.ClientResponse | None = None
-    finished: bool = False
-    """The backend has answered and has nothing more to do for this request."""
+_GENERATE, _CHAT = "/generate", "/v1/chat/completions"
 
 
 class InferenceGatewayHandler:
@@ -62,6 +49,8 @@ class InferenceGatewayHandler:
         role: Role | str,
         snapshot_provider: SnapshotProvider,
         *,
+        genrm_render: Render | None = None,
+        chat_router: str | None = None,
         timeout: float = 1800.0,
         upstream: Upstream | None = None,
         max_connections: int = 4096,
@@ -70,6 +59,9 @@ class InferenceGatewayHandler:
         Args:
             role: rollout, genrm or teacher.
             snapshot_provider: read for every request; failing or of another role means 503.
+            genrm_render: makes a judge's prompt of messages; None: messages are refused.
+            chat_router: address of a router that chat goes to unchanged, without discovery: for
+                engines that are not the run's own.
             timeout: seconds that one request may take in all, its stream included.
             upstream: connections to share with other handlers; None: own ones.
             max_connections: of own connections.
@@ -77,58 +69,59 @@ class InferenceGatewayHandler:
         self.role = Role(role)
         self.timeout = timeout
         self._provider = snapshot_provider
+        self._render = genrm_render if self.role is Role.GENRM else None
+        self._chat_router = chat_router.rstrip("/") if chat_router else None
         self._resolver = RouteResolver()
         self._upstream = upstream or Upstream(max_connections)
 
     async def generate(self, body: bytes, headers: Headers, exchange: Exchange) -> Answer:
-        """POST the raw payload to the backend's ``/generate``.
+        """A raw payload to the backend's ``/generate``, or messages to a judge.
 
         ``exchange`` is filled as the request proceeds, so that whoever is interrupted can end it.
 
         Raises:
             GatewayError: with the status and detail for the caller.
         """
-        request = exchange.request = read_raw(body)
+        request = read_generate(body)
         sent = to_backend(headers)
+        if isinstance(request, MessagesRequest):
+            return await self._judge(request, sent, exchange)
+        return await self._send_raw(request, sent, exchange)
+
+    async def chat(self, body: bytes, headers: Headers, exchange: Exchange) -> Answer:
+        """POST to the backend's ``/v1/chat/completions``, under the backend's own model name.
+
+        Raises:
+            GatewayError: with the status and detail for the caller.
+        """
+        sent = to_backend(headers)
+        if self._chat_router is not None:
+            fields = read_object(body)
+            stream, exchange.rids = is_stream(fields), rids_of(fields)
+            return await self._post(self._chat_router, _CHAT, sent, body, exchange, stream=stream)
+        request = read_chat(body)
         snapshot = await self.snapshot()
-        try:
-            target = exchange.target = self._resolver.resolve(
-                snapshot,
-                model=request.model,
-                route_key=request.route_key,
-                affinity_key=affinity_of(sent),
+        target = self._resolve(snapshot, request.to, sent)
+        if target.served_model_name is None:
+            raise routing(
+                InferenceRoutingError(
+                    503, "Discovery does not declare the backend served model name"
+                )
             )
-        except InferenceRoutingError as error:
-            raise routing(error) from None
-        exchange.engines = _engines(snapshot, target)
-        response = exchange.upstream = await self._upstream.post(
-            target.base_url, "/generate", sent, request.body
-        )
-        if response.status >= 400:
-            raise await _upstream_error(response, exchange)
-        if request.stream:
-            first = await _read(response)
-            exchange.finished = not first
-            rest = _rest(response, exchange) if first else None
-            headers = to_caller(response.raw_headers, buffered=rest is None)
-            return Answer(response.status, headers, first, rest)
-        answer = await _read_all(response)
-        exchange.finished = True
-        if "Content-Encoding" not in response.headers and not is_json(answer):
-            raise GatewayError(502, "Inference backend did not answer JSON")
-        headers = to_caller(response.raw_headers, buffered=True)
-        return Answer(response.status, headers, answer)
+        return await self._forward(snapshot, target, request, sent, exchange)
 
     def end(self, exchange: Exchange) -> None:
         """Give the connection back; unless the backend has answered, abort the request."""
-        response, request = exchange.upstream, exchange.request
+        response = exchange.upstream
+        if exchange.unwatch is not None:
+            exchange.unwatch()
         if response is not None:
             if response.content.at_eof():
                 response.release()
             else:
                 response.close()
-        if request is not None and exchange.target is not None and not exchange.finished:
-            self._upstream.abort(exchange.engines, request.rids)
+        if exchange.asked and not exchange.finished:
+            self._upstream.abort(exchange.engines, exchange.rids)
 
     async def snapshot(self) -> RoleSnapshot:
         """This role's snapshot.
@@ -147,6 +140,19 @@ class InferenceGatewayHandler:
         if snapshot.role is not self.role:
             raise routing(InferenceRoutingError(503, "Discovery is of another role"))
         return snapshot
+
+    async def models(self) -> dict[str, Any]:
+        """OpenAI's list of models: every model of the registry, also those that sleep.
+
+        Raises:
+            GatewayError: 503.
+        """
+        snapshot = await self.snapshot()
+        listed = [
+            {"id": model, "object": "model", "created": 0, "owned_by": self.role.value}
+            for model in snapshot.models
+        ]
+        return {"object": "list", "data": listed}
 
     async def health(self) -> dict[str, Any]:
         """Schema 2 health: which models could be called now. Contacts no engine."""
@@ -169,6 +175,78 @@ class InferenceGatewayHandler:
         """Hang up."""
         await self._upstream.close()
 
+    # --- pieces
+
+    async def _send_raw(
+        self, request: RawRequest, sent: CIMultiDict[str], exchange: Exchange
+    ) -> Answer:
+        snapshot = await self.snapshot()
+        target = self._resolve(snapshot, request.to, sent)
+        return await self._forward(snapshot, target, request, sent, exchange)
+
+    async def _judge(
+        self, request: MessagesRequest, sent: CIMultiDict[str], exchange: Exchange
+    ) -> Answer:
+        """Render, see that the model is still ready, ask once, answer with the text alone."""
+        if self._render is None:
+            raise GatewayError(400, "messages are not served here; send input_ids or text")
+        snapshot = await self.snapshot()
+        to = _only_model(snapshot, request.to)
+        # A resolver of its own: asked twice, the shared one would pass every other replica over.
+        model = self._resolve(snapshot, to, sent, RouteResolver()).model_id
+        payload = await self._render(model, request.messages, request.sampling_params)
+        raw = request_of(payload, request.to.rids)
+        again = await self.snapshot()
+        target = self._resolve(again, Selectors(model, None, raw.to.rids), sent)
+        answer = await self._forward(again, target, raw, sent, exchange)
+        text = verdict_of(answer.body)
+        return Answer(200, [JSON], json.dumps({"response": text}).encode())
+
+    async def _forward(
+        self,
+        snapshot: RoleSnapshot,
+        target: RouteTarget,
+        request: RawRequest | ChatRequest,
+        sent: CIMultiDict[str],
+        exchange: Exchange,
+    ) -> Answer:
+        exchange.rids, exchange.engines = request.to.rids, _engines(snapshot, target)
+        if isinstance(request, ChatRequest):
+            path, body = _CHAT, request.body(target.served_model_name or "")
+        else:
+            path, body = _GENERATE, request.body
+        return await self._post(target.base_url, path, sent, body, exchange, stream=request.stream)
+
+    async def _post(
+        self,
+        base_url: str,
+        path: str,
+        sent: CIMultiDict[str],
+        body: bytes,
+        exchange: Exchange,
+        *,
+        stream: bool,
+    ) -> Answer:
+        exchange.asked = True
+        response = exchange.upstream = await self._upstream.post(
+            base_url, path, sent, body, decompress=not stream
+        )
+        return await answer_of(response, exchange, stream=stream)
+
+    def _resolve(
+        self,
+        snapshot: RoleSnapshot,
+        to: Selectors,
+        sent: CIMultiDict[str],
+        resolver: RouteResolver | None = None,
+    ) -> RouteTarget:
+        try:
+            return (resolver or self._resolver).resolve(
+                snapshot, model=to.model, route_key=to.route_key, affinity_key=affinity_of(sent)
+            )
+        except InferenceRoutingError as error:
+            raise routing(error) from None
+
     def _health(self, *, available: bool, models: dict[str, dict[str, Any]]) -> dict[str, Any]:
         return {
             "schema_version": 2,
@@ -180,48 +258,19 @@ class InferenceGatewayHandler:
         }
 
 
+def _only_model(snapshot: RoleSnapshot, to: Selectors) -> Selectors:
+    """Messages that name nothing go to the only model, or to the key of unnamed instances."""
+    if to.model is not None or to.route_key is not None:
+        return to
+    if len(snapshot.models) == 1:
+        return Selectors(next(iter(snapshot.models)), None, to.rids)
+    if snapshot.routing.default_model is not None:
+        return to
+    return Selectors(None, "__default__", to.rids)
+
+
 def _engines(snapshot: RoleSnapshot, target: RouteTarget) -> tuple[str, ...]:
     if target.engine_id is not None:
         return (target.base_url,)
     engines = snapshot.models[target.model_id].engines
     return tuple(e.base_url for e in engines if e.base_url is not None)
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    try:
-        return await response.content.readany()
-    except (aiohttp.ClientError, OSError) as error:
-        raise GatewayError(502, "Inference backend is unavailable") from error
-
-
-async def _read_all(response: aiohttp.ClientResponse) -> bytes:
-    try:
-        return await response.read()
-    except (aiohttp.ClientError, OSError) as error:
-        raise GatewayError(502, "Inference backend is unavailable") from error
-
-
-async def _rest(response: aiohttp.ClientResponse, exchange: Exchange) -> AsyncIterator[bytes]:
-    while chunk := await _read(response):
-        yield chunk
-    exchange.finished = True
-
-
-async def _upstream_error(response: aiohttp.ClientResponse, exchange: Exchange) -> GatewayError:
-    """The same status, with its Retry-After and what it says."""
-    again = tuple(
-        (b"retry-after", value)
-        for key, value in response.raw_headers
-        if key.lower() == b"retry-after"
-    )
-    exchange.finished = True
-    length = response.content_length
-    if length is None or length > _ERROR_BODY:
-        return GatewayError(response.status, f"Inference backend answered {response.status}", again)
-    text = (await _read_all(response)).decode(errors="replace")
-    try:
-        document = json.loads(text)
-    except ValueError:
-        return GatewayError(response.status, text, again)
-    detail = document.get("detail", text) if isinstance(document, dict) else text
-    return GatewayError(response.status, detail, again)

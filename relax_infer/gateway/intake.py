@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 from relax_infer.discovery import Role, RoleSnapshot
 
@@ -21,6 +22,8 @@ class Held:
     snapshot: RoleSnapshot
     body: bytes
     """The document as JSON."""
+    etag: bytes
+    """Names this revision of this registry."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -32,6 +35,12 @@ class Held:
             "topology_revision": self.snapshot.topology_revision,
             "registry_epoch": self.snapshot.registry_epoch,
         }
+
+
+def etag_of(snapshot: RoleSnapshot) -> str:
+    """``"<epoch>-<revision>"``, quotes included; what an ETag cannot hold is percent-encoded."""
+    epoch = quote(snapshot.registry_epoch, safe="!#$&'()*+,/:;=?@[]^`{|}~")
+    return f'"{epoch}-{snapshot.topology_revision}"'
 
 
 class RegistryRefused(Exception):
@@ -62,7 +71,7 @@ class RegistryIntake:
         if snapshot.role is not role:
             raise ValueError(f"a document of role {snapshot.role} was offered for {role}")
         body = json.dumps(snapshot.to_dict(), separators=(",", ":")).encode()
-        offered = Held(term, snapshot, body)
+        offered = Held(term, snapshot, body, etag_of(snapshot).encode())
         held = self._held.get(role)
         if held is not None and offered.order <= held.order:
             if offered.order == held.order and offered.body == held.body:
@@ -75,6 +84,10 @@ class RegistryIntake:
             )
         self._held[role] = offered
         return "accepted"
+
+    def drop(self, role: Role | str) -> None:
+        """Hold nothing of this role."""
+        self._held.pop(Role(role), None)
 
     def get(self, role: Role | str) -> Held | None:
         """None until a document came."""

@@ -1,7 +1,8 @@
 """Run the gateway: the public app on a TCP port, the control app on a Unix socket.
 
-A gateway that starts empty pulls each role's registry in the background, until somebody pushed it
-or it was got; the data path never waits for that.
+Of a run: a gateway that starts empty pulls each role's registry in the background, until somebody
+pushed it or it was got; the data path never waits for that. Without a run: a file says what is
+served, and there is no control app.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,13 @@ import uvicorn
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import App
+from relax_infer.gateway._protocol import LimitedProtocol
+from relax_infer.gateway._upstream import Upstream
 from relax_infer.gateway.app import create_gateway_app
 from relax_infer.gateway.control import create_control_app
 from relax_infer.gateway.intake import RegistryIntake, RegistryRefused
+from relax_infer.gateway.judge import MAX_NEW_TOKENS, ChatTemplates, Locate
+from relax_infer.gateway.registry_file import RegistryFile
 
 log = logging.getLogger(__name__)
 
@@ -35,41 +41,150 @@ _IDLE_CALLER = 75
 _SOCKET_PATH_LIMIT = 100
 
 
+@dataclass(frozen=True)
+class GatewayOptions:
+    """What both kinds of gateway are told."""
+
+    roles: tuple[Role, ...] = tuple(Role)
+    timeout: float = 1800.0
+    """Seconds for one request."""
+    max_connections: int = 4096
+    """To backends, over all roles."""
+    rollout_router: str | None = None
+    """Address of a router that rollout's chat goes to unchanged, without discovery."""
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
+    """GenRM model id to the folder of its tokenizer; of others the engine is asked."""
+    template_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """GenRM model id to what its chat template is given besides the messages."""
+    judge_tokens: int = MAX_NEW_TOKENS
+    """``max_new_tokens`` of messages that do not say."""
+
+
 async def serve_gateway(
     *,
     host: str,
     port: int,
     control_socket: Path,
     pull: Pull | None = None,
-    roles: Iterable[Role | str] = tuple(Role),
-    timeout: float = 1800.0,
+    options: GatewayOptions | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve a run's roles until SIGTERM or SIGINT.
 
     Args:
         control_socket: made anew with mode 0600, in a folder of mode 0700.
             One that is left behind by an ended gateway is replaced.
         pull: asked for each role that nobody has pushed.
-        timeout: seconds for one request.
 
     Raises:
-        PermanentError: the port or the socket is in use.
+        PermanentError: the port or the socket is in use, or a tokenizer cannot be read.
     """
-    served = tuple(Role(role) for role in roles)
+    options = options or GatewayOptions()
     intake = RegistryIntake()
-    public_app = create_gateway_app(intake, roles=served, timeout=timeout)
+    public_app = _public_app(intake, options)
     servers = [make_server(public_app), make_server(create_control_app(intake))]
     async with contextlib.AsyncExitStack() as stack:
         public = stack.enter_context(_listen_tcp(host, port))
         control = stack.enter_context(_listen_unix(control_socket))
         stack.enter_context(_stopped_by_signal(servers))
         if pull is not None:
-            for role in served:
+            for role in options.roles:
                 pulling = asyncio.create_task(_pull(intake, role, pull))
                 stack.push_async_callback(_cancel, pulling)
         await asyncio.gather(
             servers[0].serve(sockets=[public]), servers[1].serve(sockets=[control])
         )
+
+
+async def serve_file(
+    *,
+    host: str,
+    port: int,
+    registry: Path,
+    options: GatewayOptions | None = None,
+    listening: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve what a file says until SIGTERM or SIGINT; it is read again when it changes.
+
+    Args:
+        port: 0 takes any free one.
+        listening: called with the gateway's address as soon as it may be asked.
+
+    Raises:
+        PermanentError: the port is in use, or the file or a tokenizer cannot be used.
+    """
+    intake = RegistryIntake()
+    file = RegistryFile(registry, intake)
+    file.load()
+    server = make_server(_public_app(intake, options or GatewayOptions(), file.facts))
+    async with contextlib.AsyncExitStack() as stack:
+        public = stack.enter_context(_listen_tcp(host, port))
+        stack.enter_context(_stopped_by_signal([server]))
+        stack.push_async_callback(_cancel, asyncio.create_task(file.watch()))
+        shown = f"[{host}]" if ":" in host else host
+        listening(f"http://{shown}:{public.getsockname()[1]}")
+        await server.serve(sockets=[public])
+
+
+def named_folders(pairs: Iterable[str]) -> dict[str, str]:
+    """``MODEL=FOLDER`` pairs of a command line.
+
+    Raises:
+        PermanentError: one is no such pair.
+    """
+    named: dict[str, str] = {}
+    for pair in pairs:
+        model, equals, folder = pair.partition("=")
+        if not (model and equals and folder):
+            raise PermanentError(
+                f"--genrm-tokenizer {pair!r} is not MODEL=FOLDER.",
+                cure="Name the model as the registry does, and the folder of its checkpoint.",
+            )
+        named[model] = folder
+    return named
+
+
+def _public_app(
+    intake: RegistryIntake,
+    options: GatewayOptions,
+    facts: Callable[[], Mapping[str, Any]] = dict,
+) -> App:
+    upstream = Upstream(options.max_connections)
+    templates = ChatTemplates(
+        options.tokenizers,
+        locate=_engine_tokenizer(intake, upstream),
+        template_kwargs=options.template_kwargs,
+        max_new_tokens=options.judge_tokens,
+    )
+    templates.load()
+    return create_gateway_app(
+        intake,
+        roles=options.roles,
+        timeout=options.timeout,
+        genrm_render=templates,
+        rollout_router=options.rollout_router,
+        facts=facts,
+        upstream=upstream,
+    )
+
+
+def _engine_tokenizer(intake: RegistryIntake, upstream: Upstream) -> Locate:
+    """Asks a ready engine of the model where its tokenizer is; once for each model."""
+    known: dict[str, str] = {}
+
+    async def locate(model: str) -> str | None:
+        held = intake.get(Role.GENRM)
+        found = None if held is None else held.snapshot.models.get(model)
+        if model not in known and found is not None:
+            for engine in found.engines:
+                if engine.direct_eligible and engine.base_url is not None:
+                    info = await upstream.get(engine.base_url, "/model_info")
+                    path = info.get("tokenizer_path") if isinstance(info, dict) else None
+                    if isinstance(path, str) and path:
+                        known[model] = path
+                        break
+        return known.get(model)
+
+    return locate
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
@@ -112,11 +227,12 @@ def make_server(app: App) -> _Server:
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=LimitedProtocol,
             ws="none",
             lifespan="on",
             access_log=False,
             log_config=None,
+            proxy_headers=False,  # who calls plays no part here
             server_header=False,
             date_header=False,
             backlog=1024,
@@ -146,10 +262,12 @@ def _stopped_by_signal(servers: Iterable[_Server]) -> Generator[None, None, None
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise PermanentError(
-            f"the gateway cannot listen on {host}:{port}: {error.strerror}.",
+            f"the gateway cannot listen on {host}:{port}: {reason}.",
             cure="Choose another port, or end whatever listens there.",
         ) from error
 

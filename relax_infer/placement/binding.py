@@ -1,237 +1,217 @@
-"""The run's pool of GPUs as Ray gave it: one detached placement group, probed bundle by bundle."""
+"""A plan's pools of GPUs as Ray gives them: detached placement groups, probed bundle by bundle."""
 
 import asyncio
-import contextlib
 import math
-import shutil
-import subprocess
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, TransientError
-from relax_infer.placement.placed import POOL
+from relax_infer.placement.placed import POOL, InferencePlacementPlan
+from relax_infer.placement.pools import asked, find_pool, pool_name, remove_groups
+from relax_infer.placement.probes import probe_bundles
+from relax_infer.placement.ray_view import group_table, living_nodes
+from relax_infer.placement.room import NEEDS, shortage
+from relax_infer.placement.topology import validate_bound_plan
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-_PROBE_SHARE = 0.01
-"""Of a GPU: enough for Ray to name the bundle's device."""
 _POLL = 0.1
-_ASK = 30.0
-"""Seconds that Ray's own control plane may take to answer."""
+_LOOK = 1.0
+"""Seconds between looks at whether the cluster can still fit what it was asked for."""
 
 
-def pool_name(run: str, pool: str = POOL) -> str:
-    """Ray keeps placement group names per job namespace, which a worker shares between runs."""
-    return f"relax-{run}.{pool}"
+async def bind_plan(
+    run: str, plan: InferencePlacementPlan, timeout: float
+) -> dict[str, list[BundleBinding]]:
+    """Make or find every pool of a plan, and prove that the devices fit the plan.
 
+    Args:
+        run: run id.
+        plan: each of its pools is a detached placement group of one GPU and one CPU per bundle.
+        timeout: seconds for everything.
 
-def find_pool(run: str, pool: str = POOL) -> "PlacementGroup | None":
-    """The run's placement group from any job of the cluster; None when there is none.
+    Returns:
+        For each pool one row per bundle, in the order that the plan counts in.
 
-    ``pool`` is what engine groups and trainer name as ``placement_group``. Blocks for one call to
-    Ray's control plane.
+    Raises:
+        PlacementError: the devices do not fit the plan; with every violation.
+        PermanentError: the cluster is too small, or the run has a pool of another size.
+        TransientError: the cluster is large enough but busy, or did not answer in time, or lost a
+            node meanwhile.
+
+    A pool that was there before is adopted. Whatever fails, the groups that this call made are
+    removed again, and no others.
     """
-    from ray import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup
-
-    for identity, entry in _table().items():
-        if entry["name"] == pool_name(run, pool) and entry["state"] != "REMOVED":
-            return PlacementGroup(PlacementGroupID(bytes.fromhex(identity)))
-    return None
+    sizes = dict(plan.pool_sizes)
+    pools, made = await _bind(run, sizes, timeout)
+    try:
+        validate_bound_plan(plan, pools)
+    except BaseException:
+        await asyncio.shield(_give_back(made))
+        raise
+    return pools
 
 
 async def bind_pool(run: str, gpus: int, timeout: float) -> list[BundleBinding]:
-    """Make or find the run's pool, and say which device each bundle is.
-
-    Args:
-        run: run id; the pool is a detached placement group of one GPU and one CPU per bundle.
-        gpus: bundles.
-        timeout: seconds for everything; a pool that does not fit by then is given back.
+    """The same for one pool of which no plan is known.
 
     Returns:
-        One row per bundle, by node and GPU; ``bundle`` is Ray's own index.
-
-    Raises:
-        PermanentError: the cluster is too small, or the run has a pool of another size.
-        TransientError: the cluster is large enough but busy, or did not answer in time.
+        One row per bundle, node by node (the one with the most bundles first) and GPU by GPU;
+        ``bundle`` is Ray's own index.
     """
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise PermanentError(f"bind timeout {timeout!r} is not a positive number of seconds.")
+    pools, _ = await _bind(run, {POOL: gpus}, timeout)
+    return pools[POOL]
+
+
+async def _bind(
+    run: str, sizes: Mapping[str, int], timeout: float
+) -> "tuple[dict[str, list[BundleBinding]], list[PlacementGroup]]":
+    """Rows of every pool, and the groups that were made for it."""
+    if isinstance(timeout, bool) or not (math.isfinite(timeout) and timeout > 0):
+        raise PermanentError(
+            f"bind timeout {timeout!r} is not a finite positive number of seconds.",
+            cure="Set cluster.bind_timeout to one.",
+        )
     deadline = asyncio.get_running_loop().time() + timeout
-    group, made = await asyncio.wait_for(asyncio.to_thread(_make_or_find, run, gpus), _ASK)
+    made: list[PlacementGroup] = []
     try:
-        await _placed(run, group, gpus, deadline)
-        rows = await _probe(run, group, gpus, deadline)
-        _distinct(rows)
+        groups = await _make_or_find(run, sizes, made)
+        for pool, group in groups.items():
+            await _placed(run, pool_name(run, pool), group, sizes, deadline)
+        probes = (_probe(pool_name(run, p), group, deadline) for p, group in groups.items())
+        rows = dict(zip(groups, await asyncio.gather(*probes), strict=True))
+        await _known(run, rows)
     except BaseException:
-        if made:
-            await asyncio.shield(release_pool(run))
+        await asyncio.shield(_give_back(made))
         raise
-    return sorted(rows, key=lambda r: (r.node_id, r.gpu_id))
+    return {pool: in_order(found) for pool, found in rows.items()}, made
 
 
-async def release_pool(run: str, timeout: float = 60.0) -> None:
-    """Remove the run's pool, with every actor in it, and see it gone. Idempotent.
+def in_order(rows: list[BundleBinding]) -> list[BundleBinding]:
+    """The order that plans count in: whole nodes before nodes of which there is a part only.
 
-    Raises:
-        TransientError: it was still there after ``timeout`` seconds.
+    Ray's own bundle numbers say nothing about nodes, and a plan begins an engine over nodes at a
+    multiple of a node's GPUs.
     """
-    import ray.util
-
-    deadline = asyncio.get_running_loop().time() + timeout
-    while group := await asyncio.wait_for(asyncio.to_thread(find_pool, run), _ASK):
-        await asyncio.wait_for(asyncio.to_thread(ray.util.remove_placement_group, group), _ASK)
-        if asyncio.get_running_loop().time() > deadline:
-            raise TransientError(f"placement group {pool_name(run)} is there after {timeout:g} s.")
-        await asyncio.sleep(_POLL)
+    there: dict[str, int] = {}
+    for row in rows:
+        there[row.node_id] = there.get(row.node_id, 0) + 1
+    return sorted(rows, key=lambda r: (-there[r.node_id], r.node_id, r.gpu_id))
 
 
-def _table() -> dict[str, Any]:
-    from ray.util import placement_group_table
-
-    return placement_group_table()
-
-
-def _make_or_find(run: str, gpus: int) -> "tuple[PlacementGroup, bool]":
+async def _make_or_find(
+    run: str, sizes: Mapping[str, int], made: "list[PlacementGroup]"
+) -> "dict[str, PlacementGroup]":
+    """A group for each pool; ``made`` gets those that were not there."""
     from ray.util.placement_group import placement_group
 
-    found = find_pool(run)
-    if found is not None:
-        if found.bundle_count != gpus:
+    found = {pool: await asked(find_pool, run, pool) for pool in sizes}
+    for pool, group in found.items():
+        if group is not None:
+            _adopt(run, pool, group, sizes[pool], (await asked(group_table))[group.id.hex()])
+    if None in found.values() and (lacking := await asked(_never_fits, sizes)):
+        raise PermanentError(
+            f"run {run} needs {_told(sizes)}: {lacking}",
+            cure="Add nodes, or lower cluster.gpus in the recipe.",
+        )
+    groups: dict[str, PlacementGroup] = {}
+    for pool, group in found.items():
+        if group is None:
+            bundles = [dict(NEEDS) for _ in range(sizes[pool])]
+            group = await asked(placement_group, bundles, "PACK", pool_name(run, pool), "detached")
+            made.append(group)
+        groups[pool] = group
+    return groups
+
+
+def _adopt(
+    run: str, pool: str, group: "PlacementGroup", gpus: int, entry: Mapping[str, Any]
+) -> None:
+    """
+    Raises:
+        PermanentError: it is no pool of ``gpus`` bundles.
+    """
+    if group.bundle_count != gpus:
+        raise PermanentError(
+            f"run {run} has a pool of {group.bundle_count} GPUs, its recipe says {gpus}.",
+            cure="Choose another run id, or end the run first.",
+        )
+    for number, bundle in entry["bundles"].items():
+        if any(bundle.get(kind, 0) < amount for kind, amount in NEEDS.items()):
             raise PermanentError(
-                f"run {run} has a pool of {found.bundle_count} GPUs, its recipe says {gpus}.",
-                cure="Choose another run id, or end the run first.",
+                f"bundle {number} of placement group {pool_name(run, pool)} is {bundle}, not one"
+                " GPU and one CPU.",
+                cure="Remove that placement group, or choose another run id.",
             )
-        return found, False
-    bundles: list[dict[str, float]] = [{"GPU": 1, "CPU": 1} for _ in range(gpus)]
-    made = placement_group(bundles, strategy="PACK", name=pool_name(run), lifetime="detached")
-    return made, True
 
 
-async def _placed(run: str, group: "PlacementGroup", gpus: int, deadline: float) -> None:
-    """Wait for Ray to reserve the bundles; at the deadline say what is missing."""
-    identity = group.id.hex()
+async def _placed(
+    run: str, name: str, group: "PlacementGroup", sizes: Mapping[str, int], deadline: float
+) -> None:
+    """Wait for Ray to reserve the bundles; say what is missing if they cannot come or are late."""
+    identity, loop = group.id.hex(), asyncio.get_running_loop()
+    look = loop.time() + _LOOK
     while True:
-        table = await asyncio.wait_for(asyncio.to_thread(_table), _ASK)
-        state = table.get(identity, {}).get("state", "REMOVED")
+        state = (await asked(group_table)).get(identity, {}).get("state", "REMOVED")
         if state == "CREATED":
             return
         if state == "REMOVED":
-            raise TransientError(f"the pool of run {run} was removed while it was being placed.")
-        if asyncio.get_running_loop().time() > deadline:
-            raise await asyncio.to_thread(_shortage, run, gpus, state)
+            raise TransientError(f"{name} was removed while it was being placed.")
+        if loop.time() > look:
+            look = loop.time() + _LOOK
+            if lacking := await asked(_never_fits, sizes):
+                raise TransientError(
+                    f"Ray could not place the pools of run {run} ({_told(sizes)}): the cluster has"
+                    f" become too small. {lacking}",
+                    cure="A node was lost: look at `ray status`.",
+                )
+        if loop.time() > deadline:
+            lacking = shortage(group.bundle_count, await asked(living_nodes))
+            raise TransientError(
+                f"Ray could not place {name} in time, it is {state}:"
+                f" {lacking or 'there would be room by now.'}",
+                cure="Wait for those who hold the GPUs or end them (relax-infer stop); raise"
+                " cluster.bind_timeout to wait longer.",
+            )
         await asyncio.sleep(_POLL)
 
 
-def _shortage(run: str, gpus: int, state: str) -> PermanentError | TransientError:
-    import ray
-
-    has, free = ray.cluster_resources(), ray.available_resources()
-    nodes = sum(1 for node in ray.nodes() if node["Alive"])
-
-    def count(resources: Mapping[str, float], kind: str) -> str:
-        return f"{resources.get(kind, 0):g}"
-
-    text = (
-        f"Ray could not place the pool of run {run} ({gpus} bundles of 1 GPU and 1 CPU, {state}):"
-        f" the cluster of {nodes} nodes has {count(has, 'GPU')} GPUs and {count(has, 'CPU')} CPUs,"
-        f" free are {count(free, 'GPU')} and {count(free, 'CPU')}."
-    )
-    if min(has.get("GPU", 0), has.get("CPU", 0)) < gpus:
-        return PermanentError(text, cure="Add nodes, or lower cluster.gpus in the recipe.")
-    others = [
-        entry["name"] or identity
-        for identity, entry in _table().items()
-        if entry["state"] == "CREATED" and entry["name"] != pool_name(run)
-    ]
-    return TransientError(
-        text,
-        cure=f"Other placement groups: {', '.join(others) or 'none'}. Wait for them or end them"
-        " (relax-infer down); raise cluster.bind_timeout to wait longer.",
-    )
+def _never_fits(sizes: Mapping[str, int]) -> str | None:
+    return shortage(sum(sizes.values()), [node.idle() for node in living_nodes()])
 
 
-class _Probe:
-    """Lives for one question: which device is this bundle?"""
-
-    def device(self) -> dict[str, Any]:
-        import ray
-        import ray.util
-
-        from relax_infer.engines.host_processes import this_host
-
-        ids = ray.get_gpu_ids()
-        return {
-            "node_id": ray.get_runtime_context().get_node_id(),
-            "node_ip": ray.util.get_node_ip_address(),
-            "gpu_id": ids[0] if ids else None,
-            "gpu_uuid": _uuid(str(ids[0])) if ids else None,
-            "host": this_host(),
-        }
+async def _probe(name: str, group: "PlacementGroup", deadline: float) -> list[BundleBinding]:
+    entry = (await asked(group_table))[group.id.hex()]
+    nodes = {int(k): node for k, node in entry["bundles_to_node_id"].items()}
+    return await probe_bundles(group, name, nodes, deadline)
 
 
-def _uuid(gpu_id: str) -> str | None:
-    """The device's UUID from its driver; None where there is no driver (pretended devices)."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    asked = [tool, "--query-gpu=index,uuid", "--format=csv,noheader"]
-    listed = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
-    for line in listed.stdout.splitlines():
-        index, _, uuid = line.partition(",")
-        if index.strip() == gpu_id:
-            return uuid.strip()
-    return None
-
-
-async def _probe(
-    run: str, group: "PlacementGroup", gpus: int, deadline: float
-) -> list[BundleBinding]:
-    """Ask one short-lived actor per bundle; every one of them is killed."""
-    import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    probes: list[Any] = []
-    try:
-        for bundle in range(gpus):
-            place = PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=bundle
+async def _known(run: str, pools: Mapping[str, list[BundleBinding]]) -> None:
+    """
+    Raises:
+        TransientError: a bundle is on a node that the cluster does not have any more.
+    """
+    there = {node.node_id for node in await asked(living_nodes)}
+    for pool, rows in pools.items():
+        lost = {row.node_id for row in rows} - there
+        if lost:
+            raise TransientError(
+                f"{pool_name(run, pool)} has bundles on {', '.join(sorted(lost))}, which is not a"
+                " living node of the cluster.",
+                cure="A node was lost: look at `ray status`.",
             )
-            remote = ray.remote(_Probe).options(
-                num_cpus=0, num_gpus=_PROBE_SHARE, scheduling_strategy=place
-            )
-            probes.append(remote.remote())
-        async with asyncio.timeout_at(deadline):
-            answers = await asyncio.gather(*(p.device.remote() for p in probes))
-    except TimeoutError:
-        raise TransientError(
-            f"the pool of run {run} is placed, but not every bundle answered a probe in time: a"
-            " node may be down, or a bundle's GPU is reserved in full.",
-            cure="Look at `ray status` and `ray list actors`.",
-        ) from None
-    except RayError as error:
-        raise TransientError(f"probing the pool of run {run}: {error}") from error
-    finally:
-        for probe in probes:
-            with contextlib.suppress(RayError):  # dead already
-                ray.kill(probe)
-    return [_row(bundle, answer) for bundle, answer in enumerate(answers)]
 
 
-def _row(bundle: int, answer: dict[str, Any]) -> BundleBinding:
-    gpu = answer["gpu_id"]
-    if not str(gpu).isdecimal():
-        raise PermanentError(
-            f"bundle {bundle} on node {answer['node_ip']} has the GPU id {gpu!r}, not a number.",
-            cure="Start Ray with a CUDA_VISIBLE_DEVICES of numbers (no UUIDs, no MIG parts).",
-        )
-    return BundleBinding.model_validate(answer | {"bundle": bundle, "gpu_id": int(gpu)})
+async def _give_back(groups: "list[PlacementGroup]") -> None:
+    mine = {group.id.hex() for group in groups}
+    if mine:
+        await remove_groups(lambda identity, entry: identity in mine, timeout=60.0)
 
 
-def _distinct(rows: list[BundleBinding]) -> None:
-    devices = [(r.node_id, r.gpu_id) for r in rows]
-    if len(set(devices)) < len(devices):
-        raise PermanentError(f"Ray gave the same physical GPU to two bundles: {devices}.")
+def _told(sizes: Mapping[str, int]) -> str:
+    total = f"{sum(sizes.values())} GPUs"
+    if len(sizes) == 1:
+        return total
+    return f"{total} ({', '.join(f'{pool}={size}' for pool, size in sizes.items())})"

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from relax_infer.config.placed import Scalar
 from relax_infer.contracts.engines import Role
+from relax_infer.contracts.failures import PermanentError
 
 POOL = "pool"
 """The pool that roles share in modes defer and split."""
@@ -30,15 +31,18 @@ class Violation:
         return f"{self.field}: {self.rule} {self.cure}"
 
 
-class PlacementError(ValueError):
-    """The recipe cannot be placed; ``violations`` has every reason, not only the first."""
+class PlacementError(PermanentError, ValueError):
+    """It cannot be placed; ``violations`` has every reason, not only the first."""
 
-    def __init__(self, violations: Sequence[Violation]) -> None:
+    def __init__(
+        self, violations: Sequence[Violation], subject: str = "the recipe cannot be placed"
+    ) -> None:
         self.violations = tuple(violations)
-        super().__init__(self.violations)
+        self.subject = subject
+        super().__init__(f"{subject}: {'; '.join(str(v) for v in self.violations)}")
 
-    def __str__(self) -> str:
-        return "the recipe cannot be placed: " + "; ".join(str(v) for v in self.violations)
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.violations, self.subject))
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ class InferencePlacementPlan:
     training: tuple[TrainingPlacement, ...]
     phases: tuple[Phase, ...]
     """One cycle, in order."""
+    gpus_per_node: int
 
     @property
     def training_roles(self) -> tuple[TrainingRole, ...]:
@@ -184,6 +189,7 @@ class InferencePlacementPlan:
             "placements": [p.to_dict() for p in self.placements],
             "total_required_gpus": self.total_required_gpus,
             "pool_sizes": dict(self.pool_sizes),
+            "gpus_per_node": self.gpus_per_node,
             "training_roles": list(self.training_roles),
             "training": [asdict(t) for t in self.training],
             "phases": [
@@ -203,6 +209,7 @@ class InferencePlacementPlan:
             placements=tuple(Placement.from_dict(p) for p in document["placements"]),
             total_required_gpus=document["total_required_gpus"],
             pool_sizes=tuple(document["pool_sizes"].items()),
+            gpus_per_node=document["gpus_per_node"],
             training=tuple(_from(TrainingPlacement, t) for t in document["training"]),
             phases=tuple(
                 Phase(p["name"], tuple(_from(Slot, s) for s in p["slots"]))

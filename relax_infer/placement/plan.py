@@ -50,6 +50,7 @@ def plan_inference_placement(recipe: Recipe) -> InferencePlacementPlan:
         placements=tuple(placements),
         total_required_gpus=sum(made.pools.values()),
         pool_sizes=tuple(made.pools.items()),
+        gpus_per_node=recipe.cluster.gpus_per_node or recipe.cluster.gpus,
         training=tuple(made.training),
         phases=phases_of(made.turns, placements, made.training),
     )

@@ -1,12 +1,23 @@
-"""Whether the devices that a pool turned out to have fit the plan."""
+"""Whether the devices that pools turned out to have fit the plan."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from relax_infer.contracts.engines import BundleBinding
-from relax_infer.placement.placed import Placement
+from relax_infer.placement.placed import (
+    InferencePlacementPlan,
+    Placement,
+    PlacementError,
+    Violation,
+)
 
 Row = TypeVar("Row", Mapping[str, Any], BundleBinding)
+Device = tuple[str, int]
+"""Node id and the node's own number of the GPU."""
+
+SUBJECT = "the GPUs that Ray gave do not fit the plan"
+_NUMBERS = "Start Ray with a CUDA_VISIBLE_DEVICES of numbers (no UUIDs, no MIG parts)."
+_WHOLE = "Free whole nodes of the cluster, or lower gpus_per_replica to what its nodes have."
 
 
 def validate_bound_placement(
@@ -20,74 +31,158 @@ def validate_bound_placement(
         placement: the plan's, or its serialised form.
         topology: one row per bundle: a :class:`BundleBinding`, or a mapping with ``bundle_index``,
             ``node_id``, ``node_ip`` and ``gpu_id``.
-        bundle_indices: the pool's order; None: the order of ``topology``.
+        bundle_indices: the pool's order; None: the order of ``topology``. It counts as it is
+            handed in, whatever the numbers are.
 
     Raises:
-        ValueError: says which bundle is off and why.
+        PlacementError: with every violation; each says which bundle or engine is off and why.
     """
     if isinstance(placement, Mapping):
         placement = Placement.from_dict(placement)
-    rows: dict[int, Row] = {}
-    for row in topology:
-        index = _field(row, "bundle_index", "bundle")
-        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-            raise ValueError(f"bundle index {index!r} is not a number from 0")
-        if index in rows:
-            raise ValueError(f"duplicate bundle index {index} in the topology")
-        rows[index] = row
+    rows, faults = _rows(topology)
     order = list(rows) if bundle_indices is None else list(bundle_indices)
-    if len(set(order)) != len(order):
-        raise ValueError(f"duplicate bundle index in {order}")
-    unknown = [i for i in order if i not in rows]
-    if unknown:
-        raise ValueError(f"unknown indices {unknown}: the topology has {sorted(rows)}")
+    faults += _order_faults(order, rows)
     if placement.bundle_stop > len(order):
-        raise ValueError(
-            f"{placement.role}/{placement.model_id} ends at bundle {placement.bundle_stop}, which"
-            f" exceeds the pool of {len(order)}"
-        )
-    devices: dict[tuple[str, int], int] = {}
-    for index in order:
-        device = _device(rows[index], index)
-        if device in devices:
-            raise ValueError(
-                f"bundles {devices[device]} and {index} are the same physical GPU"
-                f" {device[1]} of node {device[0]}"
-            )
-        devices[device] = index
+        faults.append(_exceeds(_who(placement), placement.bundle_stop, len(order)))
+    known = [index for index in dict.fromkeys(order) if index in rows]
+    devices, more = _devices({index: rows[index] for index in known})
+    faults += more
     chosen = order[placement.bundle_start : placement.bundle_stop]
     for replica in range(placement.replicas):
         start = replica * placement.gpus_per_engine
         members = chosen[start : start + placement.gpus_per_engine]
-        _check_replica(placement, replica, [_device(rows[i], i) for i in members])
+        if len(members) == placement.gpus_per_engine and all(i in devices for i in members):
+            faults += _replica_faults(placement, replica, [devices[i] for i in members])
+    if faults:
+        raise PlacementError(faults, SUBJECT)
     return [rows[i] for i in chosen]
 
 
-def _check_replica(placement: Placement, replica: int, devices: list[tuple[str, int]]) -> None:
-    who = f"{placement.role}/{placement.model_id} replica {replica}"
+def validate_bound_plan(
+    plan: InferencePlacementPlan, pools: Mapping[str, Sequence[BundleBinding]]
+) -> None:
+    """Every placement and every rank of a plan on the rows of all its pools.
+
+    Raises:
+        PlacementError: with every violation, each once.
+    """
+    faults: list[Violation] = []
+    for placement in plan.placements:
+        try:
+            validate_bound_placement(placement, pools.get(placement.pool, ()))
+        except PlacementError as error:
+            faults += error.violations
+    for training in plan.training:
+        there = len(pools.get(training.pool, ()))
+        if training.bundle_stop > there:
+            faults.append(_exceeds(training.role, training.bundle_stop, there))
+    for rows in pools.values():
+        faults += _devices({row.bundle: row for row in rows})[1]
+    faults += _shared(pools)
+    if faults:
+        raise PlacementError(list(dict.fromkeys(faults)), SUBJECT)
+
+
+def _rows(topology: Iterable[Row]) -> tuple[dict[int, Row], list[Violation]]:
+    rows: dict[int, Row] = {}
+    faults: list[Violation] = []
+    for row in topology:
+        index = _field(row, "bundle_index", "bundle")
+        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+            faults.append(_topology(f"bundle index {index!r} is not a number from 0."))
+        elif index in rows:
+            faults.append(_topology(f"duplicate bundle index {index} in the topology."))
+        else:
+            rows[index] = row
+    return rows, faults
+
+
+def _order_faults(order: Sequence[int], rows: Mapping[int, Any]) -> list[Violation]:
+    faults: list[Violation] = []
+    if len(set(order)) != len(order):
+        faults.append(_topology(f"duplicate bundle index in {list(order)}."))
+    unknown = [i for i in order if i not in rows]
+    if unknown:
+        faults.append(_topology(f"unknown indices {unknown}: the topology has {sorted(rows)}."))
+    return faults
+
+
+def _devices(rows: Mapping[int, Row]) -> tuple[dict[int, Device], list[Violation]]:
+    """By bundle; a GPU that two bundles have is the first one's."""
+    devices: dict[int, Device] = {}
+    holders: dict[Device, int] = {}
+    faults: list[Violation] = []
+    for index, row in rows.items():
+        node, gpu = _field(row, "node_id"), _field(row, "gpu_id")
+        field = f"bundle {index}"
+        if not isinstance(node, str) or not node:
+            faults.append(Violation(field, "it has no node identity.", "Look at `ray status`."))
+        elif isinstance(gpu, bool) or not str(gpu).isdecimal():
+            faults.append(Violation(field, f"gpu id {gpu!r} is not a number.", _NUMBERS))
+        elif (node, int(gpu)) in holders:
+            first = holders[node, int(gpu)]
+            rule = f"it and bundle {first} are the same physical GPU {int(gpu)} of node {node}."
+            faults.append(Violation(field, rule, "Look at `ray status`; bind again."))
+        else:
+            holders[node, int(gpu)] = index
+            devices[index] = (node, int(gpu))
+    return devices, faults
+
+
+def _replica_faults(
+    placement: Placement, replica: int, devices: Sequence[Device]
+) -> list[Violation]:
+    field = f"{_who(placement)} replica {replica}"
     size = placement.gpus_per_worker
     workers = [devices[i : i + size] for i in range(0, len(devices), size)]
+    faults: list[Violation] = []
     for worker in workers:
-        nodes = {node for node, _ in worker}
-        if len(nodes) > 1:
-            raise ValueError(f"{who}: one worker's GPUs must be on one node, are on {nodes}")
+        nodes = dict.fromkeys(node for node, _ in worker)
         ids = [gpu for _, gpu in worker]
-        if ids != list(range(ids[0], ids[0] + len(ids))):
-            raise ValueError(f"{who}: GPU ids must be ascending and contiguous, are {ids}")
+        if len(nodes) > 1:
+            rule = f"one worker's {size} GPUs must be on one node, are on {', '.join(nodes)}."
+            faults.append(Violation(field, rule, _WHOLE))
+        elif ids != list(range(ids[0], ids[0] + len(ids))):
+            rule = (
+                f"its GPU ids on node {worker[0][0]} must be ascending and contiguous, are {ids}."
+            )
+            faults.append(Violation(field, rule, _WHOLE))
     if len({worker[0][0] for worker in workers}) < len(workers):
-        raise ValueError(f"{who}: the workers of a multi-node replica need distinct nodes")
+        rule = f"the {len(workers)} workers of a multi-node replica need distinct nodes."
+        faults.append(Violation(field, rule, _WHOLE))
+    return faults
+
+
+def _shared(pools: Mapping[str, Sequence[BundleBinding]]) -> list[Violation]:
+    """Devices that two pools have."""
+    holders: dict[Device, str] = {}
+    faults: list[Violation] = []
+    for pool, rows in pools.items():
+        for row in rows:
+            first = holders.setdefault((row.node_id, row.gpu_id), pool)
+            if first != pool:
+                gpu = f"GPU {row.gpu_id} of node {row.node_id}"
+                rule = (
+                    f"its bundle {row.bundle} and one of pool {first} are the same physical {gpu}."
+                )
+                faults.append(Violation(f"pool {pool}", rule, "Look at `ray status`; bind again."))
+    return faults
+
+
+def _exceeds(who: str, stop: int, bundles: int) -> Violation:
+    rule = f"it ends at bundle {stop}, which exceeds the pool of {bundles}."
+    return Violation(who, rule, "Bind a pool of the size that the plan says.")
+
+
+def _topology(rule: str) -> Violation:
+    return Violation("topology", rule, "Hand in each bundle of the pool once.")
+
+
+def _who(placement: Placement) -> str:
+    return f"{placement.role}/{placement.model_id}"
 
 
 def _field(row: Mapping[str, Any] | BundleBinding, key: str, attribute: str | None = None) -> Any:
     if isinstance(row, BundleBinding):
         return getattr(row, attribute or key)
     return row.get(key)
-
-
-def _device(row: Mapping[str, Any] | BundleBinding, index: int) -> tuple[str, int]:
-    node, gpu = _field(row, "node_id"), _field(row, "gpu_id")
-    if not isinstance(node, str) or not node:
-        raise ValueError(f"bundle {index} has no node identity")
-    if isinstance(gpu, bool) or not str(gpu).isdecimal():
-        raise ValueError(f"bundle {index}: gpu id {gpu!r} is not a number")
-    return node, int(gpu)

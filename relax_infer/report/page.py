@@ -1,11 +1,13 @@
 """The report's page: what was learned, how the time went, who held the GPUs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 
+from relax_infer.config import Recipe
 from relax_infer.contracts.lease import LeaseTransition
 from relax_infer.contracts.run import StepRecord
 from relax_infer.machines import LEASE, LeaseState, StepPhase
+from relax_infer.placement import placement_svg, plan_inference_placement
 from relax_infer.report.charts import Bar, Curve, bar_rows, line_chart
 from relax_infer.report.records import RunRecords
 
@@ -77,7 +79,7 @@ def page(records: RunRecords) -> str:
 {_facts(steps)}
 <h2>What was learned</h2><div class="charts">{_curves(steps)}</div>
 <h2>How the time went</h2>{_timeline(steps)}
-<h2>Who held the GPUs</h2>{_holders(steps)}
+{_placement(records.recipe)}<h2>Who held the GPUs</h2>{_holders(steps)}
 {_incidents(steps)}
 <h2>Steps</h2><div class="scroll">{_table(steps)}</div>
 </body></html>
@@ -149,6 +151,16 @@ def _timeline(steps: tuple[StepRecord, ...]) -> str:
         ]
         rows.append((f"step {step.step}", bars))
     return bar_rows("Phases of each step", rows, _LEGEND)
+
+
+def _placement(recipe: Mapping[str, object]) -> str:
+    """The plan's picture; nothing where the recipe on record is none that can be placed today."""
+    try:
+        plan = plan_inference_placement(Recipe.model_validate(recipe))
+    except ValueError:
+        return ""
+    picture = placement_svg(plan, inline=True)
+    return f"<h2>Who has which GPUs</h2><figure>{picture}</figure>\n"
 
 
 def _holders(steps: tuple[StepRecord, ...]) -> str:

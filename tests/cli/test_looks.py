@@ -10,6 +10,7 @@ import yaml
 
 from relax_infer.cli._doctor import shadows
 from relax_infer.cli._local import checkout
+from relax_infer.cli._recipes import check
 from relax_infer.config import Recipe, load_recipe
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import StepRecord, StepResult
@@ -17,21 +18,23 @@ from relax_infer.machines import StepPhase
 from tests.cli.conftest import Command, Temporal
 
 
+def shown_rows(text: str) -> list[list[str]]:
+    """Cells of the table that a command printed."""
+    return [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+        for line in text.splitlines()
+        if line.startswith(("│", "┃"))
+    ]
+
+
 def test_a_plan_is_a_picture_of_every_gpu_in_every_phase(command: Command):
     shown = command("plan", "quickstart")
     assert shown.exit_code == 0, shown.output
-    rows = [
-        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
-        for line in shown.stdout.splitlines()
-        if line.startswith(("│", "┃"))
+    assert shown_rows(shown.stdout) == [
+        ["node", "generate, evaluate", "judge", "teach", "train"],
+        ["node 0", "R R", "G ·", "T ·", "A ·"],
     ]
-    assert rows == [
-        ["phase", "GPU 0", "GPU 1"],
-        ["generate, evaluate", "rollout policy #0", "rollout policy #1"],
-        ["judge", "genrm judge #0", "-"],
-        ["teach", "teacher teacher #0", "-"],
-        ["train", "trainer rank 0", "-"],
-    ]
+    assert "R  rollout policy: 2 x 1 GPUs" in shown.stdout
     assert "GPU by GPU: 1, 0.2" in shown.stdout
 
 
@@ -42,32 +45,93 @@ def test_a_plan_as_json_says_the_same(command: Command):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "lines"),
+    ("recipe", "lines", "roles"),
     [
         (
             "split-4x8",
             [
-                ["generate, evaluate", "pool", "0-15", "rollout policy", "4 x 4 GPUs"],
-                ["", "pool", "16-19", "genrm quality", "2 x 2 GPUs"],
-                ["train", "pool", "0-31", "trainer", "32 ranks"],
+                ["node 1", "RRRR RRRR", "AAAAAAAA"],
+                ["node 2", "GG GG GGGG", "AAAAAAAA"],
+                ["node 3", "TTTTTTTT", "AAAAAAAA"],
             ],
+            ["genrm safety: 1 x 4 GPUs", "trainer: 32 ranks"],
         ),
         (
             "decoupled-64x8-pd",
+            [["rollout 0", "RRRRRRRR"], ["teacher 3", "TTTTTTTT"], ["trainer 31", "AAAAAAAA"]],
             [
-                ["inference+train", "rollout", "0-63", "rollout policy", "8 prefill x 8 GPUs"],
-                ["", "trainer", "0-255", "trainer", "256 ranks"],
+                "rollout policy: 8 prefill x 8 GPUs",
+                "rollout policy: 8 decode x 16 GPUs over 2 node",
             ],
         ),
     ],
 )
-def test_a_large_plan_is_a_list_of_who_has_which_gpus(
-    command: Command, recipe: str, lines: list[list[str]]
+def test_a_large_plan_has_a_row_for_every_node(
+    command: Command, recipe: str, lines: list[list[str]], roles: list[str]
 ):
     shown = command("plan", recipe)
     assert shown.exit_code == 0, shown.output
-    rows = [[c.strip() for c in x.strip("│").split("│")] for x in shown.stdout.splitlines()]
+    rows = shown_rows(shown.stdout)
     assert all(line in rows for line in lines), shown.stdout
+    assert len(rows) == 1 + load_recipe(recipe).cluster.gpus // 8
+    assert all(role in shown.stdout for role in roles)
+
+
+def test_relative_folders_of_every_model_are_told_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("policy", "second", "judge", "safety"):
+        (tmp_path / name).mkdir()
+    recipe = {
+        "name": "mine",
+        "mode": "split",
+        "cluster": {"gpus": 8},
+        "rollout": {"model": "policy", "extra_models": [{"model": "second", "model_id": "b"}]},
+        "genrm": {
+            "model": "judge",
+            "extra_models": [
+                {"model": "org/not-a-folder", "model_id": "c"},
+                {"model": "safety", "model_id": "d"},
+            ],
+        },
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    checked = check("mine.yaml", [])
+    assert checked.start.overrides == {
+        "rollout.model": str(tmp_path / "policy"),
+        "rollout.extra_models.0.model": str(tmp_path / "second"),
+        "genrm.model": str(tmp_path / "judge"),
+        "genrm.extra_models.1.model": str(tmp_path / "safety"),
+    }
+    assert checked.recipe.genrm is not None
+    assert [m.model for m in checked.recipe.genrm.extra_models] == [
+        "org/not-a-folder",
+        str(tmp_path / "safety"),
+    ]
+
+
+def test_a_live_plan_without_a_cluster_exits_2_with_every_reason(command: Command):
+    shown = command("plan", "quickstart", "--live")
+    assert shown.exit_code == 2, shown.output
+    assert ["node 0", "R R", "G ·", "T ·", "A ·"] in shown_rows(shown.stdout)
+    assert "MISSING ray: No local stack in" in shown.stdout
+    assert "MISSING temporal server: none is named." in shown.stdout
+    document = json.loads(command("plan", "quickstart", "--live", "--json").stdout)
+    assert document["total_required_gpus"] == 2
+    assert document["live"]["can_run"] is False
+    assert {f["name"] for f in document["live"]["findings"]} == {"ray", "temporal server"}
+
+
+def test_a_live_plan_says_that_nobody_answers_at_the_given_addresses(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
+    shown = command("plan", "quickstart", "--live")
+    assert shown.exit_code == 2, shown.output
+    assert "MISSING ray: Ray does not answer at 127.0.0.1:1." in shown.stdout
+    assert "MISSING temporal server: Temporal does not answer at 127.0.0.1:1" in shown.stdout
 
 
 def test_config_show_is_the_recipe_with_defaults_and_overrides(command: Command):

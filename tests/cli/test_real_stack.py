@@ -43,6 +43,12 @@ def test_up_status_doctor_and_down(command: Command, home: Path):
         assert found["stack"]["result"] == "ok"
         assert found["temporal server"]["result"] == "ok"
         assert found["worker"]["result"] == "missing"
+        live = command("plan", "quickstart", "--live", "--json")
+        assert live.exit_code == 2, live.output
+        told = {f["name"]: f for f in json.loads(live.stdout)["live"]["findings"]}
+        assert [name for name, f in told.items() if f["result"] == "missing"] == ["worker"]
+        assert told["cluster"]["text"] == "2 GPUs are needed, 2 are free on 1 nodes"
+        assert told["disk"]["result"] in ("ok", "note")
     finally:
         ended = command("down")
     assert ended.exit_code == 0, ended.output

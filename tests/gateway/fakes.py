@@ -6,6 +6,7 @@ The upstream speaks what a fenced engine speaks of ``/generate``, ``/abort_reque
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,7 +28,14 @@ class Engine:
 
     url: str = ""
     posts: list[tuple[CIMultiDict[str], bytes]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    """Of the posts."""
     aborts: list[str] = field(default_factory=list)
+    gets: list[str] = field(default_factory=list)
+    """Paths of what was asked about the engine itself."""
+    info: dict[str, Any] = field(
+        default_factory=lambda: {"model_path": "fake", "served_model_name": "policy"}
+    )
     closed: list[str] = field(default_factory=list)
     """Request ids whose connection the gateway closed before the answer's end."""
     seen: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,6 +50,7 @@ async def engine(answer: Answer) -> AsyncIterator[Engine]:
     async def generate(request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         state.posts.append((CIMultiDict(request.headers), raw))
+        state.paths.append(request.path)
         payload = await request.json()
         state.seen.set()
         try:
@@ -55,7 +64,8 @@ async def engine(answer: Answer) -> AsyncIterator[Engine]:
         return web.Response()
 
     async def well(request: web.Request) -> web.Response:
-        return web.json_response({"model_path": "fake", "served_model_name": "policy"})
+        state.gets.append(request.path)
+        return web.json_response(state.info)
 
     app = web.Application()
     app.router.add_post("/generate", generate)
@@ -76,14 +86,80 @@ async def engine(answer: Answer) -> AsyncIterator[Engine]:
 
 
 @dataclass
+class Wire:
+    """An upstream that writes bytes as they are, well-formed or not."""
+
+    url: str = ""
+    requests: list[bytes] = field(default_factory=list)
+    """Head and body of each POST but aborts."""
+    aborts: list[str] = field(default_factory=list)
+    closed: int = 0
+    """Connections that the gateway closed while the script waited for it."""
+
+
+class Say:
+    """A script for :func:`wire`; ``hang_up=False`` leaves closing to the gateway."""
+
+    def __init__(self, *parts: bytes | asyncio.Event | None, hang_up: bool = True) -> None:
+        self.parts, self.hang_up = parts, hang_up
+
+
+@contextlib.asynccontextmanager
+async def wire(say: Say) -> AsyncIterator[Wire]:
+    """Answers every POST by the script: bytes are written, an event is waited for, and ``None``
+    waits until the gateway hangs up."""
+    state = Wire()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            body = await reader.readexactly(length)
+            if head.startswith(b"POST /abort_request"):
+                state.aborts.append(json.loads(body)["rid"])
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            else:
+                state.requests.append(head + body)
+                for part in say.parts:
+                    if part is None:
+                        await reader.read()
+                        state.closed += 1
+                    elif isinstance(part, bytes):
+                        writer.write(part)
+                        await writer.drain()
+                    else:
+                        await part.wait()
+            if not say.hang_up:
+                await reader.read()
+                state.closed += 1
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield state
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+        await server.wait_closed()
+
+
+@dataclass
 class Gateway:
     url: str
     control: str
     intake: RegistryIntake
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def publish(self, role: str, *engines: str, term: int = 1, **changes: Any) -> dict[str, Any]:
-        """Offer a registry of one model ``m`` with these replicas; through a router for rollout."""
-        document = registry(role, *engines, **changes)
+        """Offer a registry of one model ``m`` with these replicas, known there as ``served``."""
+        document = registry(role, *engines, **({"served_model_name": "served"} | changes))
         self.intake.offer(role, term, document)
         return document
 

@@ -82,3 +82,20 @@ def test_a_refusal_names_both_orders() -> None:
     intake.offer("rollout", 2, own.publish([], RoutingSpec(policy_revision=1)))
     with pytest.raises(RegistryRefused, match=r"\(1, 1\) is refused: older, held \(2, 1\)"):
         intake.offer("rollout", 1, own.snapshot())
+
+
+async def test_an_older_push_is_logged_and_what_is_served_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A publisher that starts again lower does not bring an old registry back (pain 22)."""
+    async with gateway() as front:
+        await put(front, "genrm", {"term": 2, "document": at(5)})
+        with caplog.at_level("WARNING", logger="relax_infer.gateway.control"):
+            status, _ = await put(front, "genrm", {"term": 1, "document": at(9, "http://old:1")})
+        assert status == 409
+        assert "(1, 9) is refused: older, held (2, 5)" in caplog.text
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{front.url}/genrm/engines") as answer,
+        ):
+            assert await answer.json() == at(5)

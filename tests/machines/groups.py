@@ -152,6 +152,7 @@ def _lifecycle(group: Group, replicas: int, now: tuple[Recovery, ...], *, locked
             "replicas": [Report(s, None).real(k).model_dump() for k, s in group.records],
             "generations": [0] * replicas,
             "given_up": [[k, "it was given up"] for k in group.given_up],
+            "out_of_reach": group.out_of_reach,
             "fence": group.fence._asdict() if group.fence else None,
             "fence_ended": group.ended,
         },
@@ -175,6 +176,7 @@ def _group(life: Any, *, over: bool) -> Group:
         book.fence.ended,
         tuple(sorted(book.given_up)),
         life._in_use,
+        tuple(sorted(book.out_of_reach)),
         tuple(known[n] for n in sorted(children.at_work.values())) if over else tuple(known),
     )
 

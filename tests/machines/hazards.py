@@ -5,7 +5,7 @@ from relax_infer.machines import (
     LeaseState,
     ReplicaState,
 )
-from tests.machines.host import health, look, lose_actor, operate
+from tests.machines.host import health, look, lose_actor, lose_server, operate
 from tests.machines.model import (
     Config,
     Event,
@@ -24,7 +24,7 @@ FAULTS = frozenset(
     }
 )
 """Events that spend the budget; an answer after a trouble does too."""
-TROUBLES = ("launch", "load", "drain", "prove", "keep")
+TROUBLES = ("launch", "load", "drain", "prove", "keep", "unreachable")
 
 
 def carried_out(
@@ -38,6 +38,9 @@ def carried_out(
         return trainer_operate(engine, call.kind, call.token, trouble)
     if call.kind == "probe":
         return engine, look(engine)
+    if call.kind == "forget" and trouble == "unreachable":
+        gone = lose_server(engine, orphan=False).with_closed(call.token)  # as the person says
+        return gone, Report(ReplicaState.FAILED, None, error=True, silent=True)
     engine, report = operate(engine, call.kind, call.token, trouble, ends=call.ends)
     if call.kind == "stop" and report.state is ReplicaState.DEAD and not report.error:
         engine = lose_actor(engine)
@@ -89,23 +92,14 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
                 ("answer", name, str(n), trouble, str(k))
                 for trouble in TROUBLES
                 if carried_out(name, role.engines[k], call, trouble) != clean
-                and _tried(config, role, trouble)
+                and _tried(config, trouble)
             ]
-        gone = [k for k in call.replicas if dict(role.group.records).get(k) is ReplicaState.DEAD]
-        known = call.recovery >= 0 and gone and "stop_of_a_dead_replica_lost" not in config.allow
-        known = known or (call.kind == "forget" and "host_is_lost" not in config.allow)
-        if not known:
-            found += [("request_lost", name, str(n)), ("reply_lost", name, str(n))]
+        found += [("request_lost", name, str(n)), ("reply_lost", name, str(n))]
     return found
 
 
-def _tried(config: Config, role: Role, trouble: str) -> bool:
-    if trouble == "keep":
-        return "memory_not_freed" in config.allow
-    stops = role.work is not None and role.work.method == "stop"
-    if stops and trouble == "prove" and "again" in config.without:
-        return "stop_without_proof" in config.allow
-    return True
+def _tried(config: Config, trouble: str) -> bool:
+    return trouble != "keep" or "memory_not_freed" in config.allow
 
 
 def _of_group(name: str, role: Role) -> list[Event]:
@@ -154,11 +148,7 @@ def _of_faults(config: Config, state: State, name: str, role: Role) -> list[Even
     step = state.step
     if step.wait == "answer" and step.role == name and step.method != "stop" and name != "trainer":
         found.append(("timeout", name))
-    found += [
-        ("late", name, *_named(zombie))
-        for zombie in sorted(role.zombies)
-        if not zombie.done and _may_come(config, state, name, zombie)
-    ]
+    found += [("late", name, *_named(zombie)) for zombie in sorted(role.zombies) if not zombie.done]
     for k, engine in enumerate(role.engines):
         if engine.gpu in (Gpu.ASLEEP, Gpu.PARTIAL, Gpu.FULL):
             found.append(("server_dies", name, str(k)))
@@ -172,24 +162,3 @@ def _of_faults(config: Config, state: State, name: str, role: Role) -> list[Even
 def _named(zombie: Zombie) -> tuple[str, ...]:
     ends = "ends" if zombie.ends else "within"
     return (zombie.kind, str(zombie.token.counter), str(zombie.replica), ends)
-
-
-def _may_come(config: Config, state: State, name: str, zombie: Zombie) -> bool:
-    """Left out, unless allowed: what the present rules do not stop; see ``test_model.py``."""
-    role = state.roles[config.roles.index(name)]
-    engine = role.engines[zombie.replica]
-    if zombie.kind not in ("onload", "launch"):
-        return True
-    if name == "trainer":
-        return True
-    if zombie.replica in role.group.given_up:
-        return f"late_{zombie.kind}_given_up" in config.allow
-    unended = engine.seen == zombie.token and not engine.ended
-    over = dict(role.group.records).get(zombie.replica) is ReplicaState.DEAD or any(
-        recovery.replica == zombie.replica and course(recovery).result is not None
-        for recovery in role.group.recoveries
-    )
-    later = role.group.fence is not None and role.group.fence > zombie.token
-    if unended and engine.state is ReplicaState.DEAD and (over or later):
-        return "late_unended" in config.allow
-    return True

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import relax_infer.engines.actor as actor_module
 import relax_infer.engines.node as node_module
 import relax_infer.engines.nodes as nodes_module
 import relax_infer.engines.replica as replica_module
@@ -51,6 +52,7 @@ class _Host:
         self.memory = FenceMemory(engine.server_seen.real() if engine.server_seen else None)
         self.kept = FenceMemory(engine.seen.real() if engine.seen else None, ended=engine.ended)
         self.trouble, self.starting = trouble, False
+        self.tokens_closed = engine.closed
         stamps = SimpleNamespace(incarnation="i", session=1, tree=())
         self._row: Any = SimpleNamespace(
             processes=stamps, base_url="u", socket="s", log="l", memory_before=None
@@ -64,6 +66,11 @@ class _Host:
         )
 
     # files
+    def check(self, token: FenceToken) -> None:
+        """Of ``ClosedGrants``."""
+        if token_of(token) in self.tokens_closed:
+            raise StaleFence(token, token)
+
     def holder(self) -> Any:
         return self._row if self.kind else None
 
@@ -181,6 +188,7 @@ def _on(host: _Host) -> Iterator[None]:
             confirm_drained=nothing,
             _DYING_SECONDS=0.0,
         ),
+        replaced(actor_module, asyncio=SimpleNamespace(to_thread=_inline, Lock=asyncio.Lock)),
         replaced(nodes_module, wait_for_answer=host.answers),
         replaced(
             node_module,
@@ -201,7 +209,7 @@ def _replica(engine: Engine, host: _Host) -> Any:
     head.spec, head.replica, head.node, head.files = SPEC, 0, 0, host
     head.process = host.process if engine.holder else None
     replica: Any = object.__new__(EngineReplica)
-    replica.spec, replica.replica, replica.files = SPEC, 0, host
+    replica.spec, replica.replica, replica.files, replica.closed = SPEC, 0, host, host
     replica.nodes, replica.resident = ReplicaNodes(head), _resident(engine, host)
     replica.error = "it failed" if engine.error else None
     replica.pulse = SimpleNamespace(begin=lambda: None, silence=_no_silence)
@@ -238,6 +246,7 @@ def _value(replica: Any, host: _Host) -> Engine:
         gate=host.gate,
         holder=host.kind,
         error=replica.error is not None,
+        closed=host.tokens_closed,
     )
 
 

@@ -19,7 +19,7 @@ from tests.machines.groups import Turn, Work, advance
 from tests.machines.hazards import carried_out, losses
 from tests.machines.host import look, lose_actor, lose_server
 from tests.machines.model import Role, batch_of
-from tests.machines.recoveries import AGAIN, met
+from tests.machines.recoveries import AGAIN, course, met
 from tests.machines.trainer import (
     end_trainer,
     lose_trainer,
@@ -209,6 +209,8 @@ class LeaseMoves(WorkingCopy):
         if now.state is not LeaseState.BLOCKED or now.token != token:
             return
         if what in ("SLEEPING", "STOPPED"):
+            if self._doubts(name):
+                return
             self._record(name, LeaseEvent.RELEASE_PROVED)
         elif what == "READY":
             self._record(name, LeaseEvent.ACTIVE_PROVED)
@@ -221,7 +223,8 @@ class LeaseMoves(WorkingCopy):
         if refused := books.refusal(book, "resolve", role=name, confirm_released=True, **PERSON):
             raise Violation(f"a person cannot resolve a BLOCKED lease: {refused}")
         self._end_what_holds(name)
-        self.state = self.state._replace(resolving=(name, "abandon" if abandon else ""))
+        told = "told" if self._role(name).doubted else ""
+        self.state = self.state._replace(resolving=(name, "abandon" if abandon else "", told))
         token = self.state.book.lease(name).token
         if name == "trainer":
             said = self._trainer(trainer_forget)
@@ -234,7 +237,7 @@ class LeaseMoves(WorkingCopy):
         token = self.state.book.lease(name).token
         assert token is not None
         self._each_engine(name, 0, lambda e: e.with_closed(token))
-        self.state = self.state._replace(resolving=(name, ""))
+        self.state = self.state._replace(resolving=(name, "", ""))
         self._heard_resolution(name, token, Answer(True, state="SLEEPING"))
 
     def on_resolve_and_abandon(self, name: str) -> None:
@@ -242,12 +245,15 @@ class LeaseMoves(WorkingCopy):
 
     def _heard_resolution(self, name: str, token: Token | None, answer: Answer) -> None:
         """Mirrors ``GpuLease._resolve_role`` after its await."""
-        _, abandon = self.state.resolving
+        _, abandon, told = self.state.resolving
         self.state = self.state._replace(resolving=())
         if not answer.ok:
             return
         now = self.state.book.lease(name)
         if now.state is LeaseState.BLOCKED and now.token == token:
+            asleep = answer.state in ("SLEEPING", "STOPPED")
+            if asleep and not told and self._doubts(name):
+                return
             self._set_role(name, self._role(name)._replace(doubted=False))
             if answer.state in ("SLEEPING", "STOPPED"):
                 self._record(name, LeaseEvent.RESOLVED_BY_OPERATOR)
@@ -363,7 +369,8 @@ class LeaseMoves(WorkingCopy):
         if role.work is not None or not role.inbox:
             return
         method, token, nth = role.inbox[0]
-        if method == "stop" and role.group.recoveries:
+        moving = [r for r in role.group.recoveries if not course(r).blocked]
+        if method == "stop" and moving:
             return
         self._set_role(name, role._replace(inbox=role.inbox[1:]))
         work = Work(method, token, role.group, nth)
@@ -412,7 +419,8 @@ class LeaseMoves(WorkingCopy):
         group = role.group._replace(recoveries=tuple(recoveries))
         if role.work is not None:
             return self._advance(name, group.recoveries)
-        return self._set_group(name, group, doing=False)
+        self._set_group(name, group, doing=False)
+        return self._serve(name)
 
     def _execute(self, name: str, call: Call, trouble: str, k: str) -> tuple[Report, ...]:
         """The engines carry out an operation in flight; a duplicate of it may come later."""
@@ -451,7 +459,7 @@ class LeaseMoves(WorkingCopy):
         if work.method == "probe":
             self._probe_is_legal(name, answer)
             self._heard_probe(name, answer.state if answer.ok else "", work.asked)
-        elif work.method == "resolve":
+        elif work.method == "resolve" and work.asked is not None:
             self._heard_resolution(name, work.asked, answer)
         elif work.method in _EXCLUSIVE:
             self._hear(name, (work.method, work.asked, work.nth), answer)
@@ -465,7 +473,7 @@ class LeaseMoves(WorkingCopy):
         if method == "stop":
             if answer.kind == PERMANENT:
                 raise Violation(f"{name}: a stop was refused")
-            return self._succeeded() if answer.ok else self._step(wait="")
+            return self._succeeded() if answer.ok else self._step(wait="", tries=1)
         if not answer.ok:
             return self._block(answer.kind)
         if method == "onload":
@@ -479,9 +487,10 @@ class LeaseMoves(WorkingCopy):
     def _doubts(self, name: str) -> bool:
         """Mirrors ``GpuLease._judge``: the evidence tells whether something is still held."""
         role: Role = self._role(name)
-        if role.holding:
+        if role.holding and "memory_not_freed" in self.config.allow:
             self._set_role(name, role._replace(doubted=True))
-        return role.holding
+            return True
+        return False
 
     def _late_answer(self, name: str) -> None:
         lease = self.state.book.lease(name)

@@ -6,7 +6,8 @@ says what then is. The rules are the project's own (``books``, ``host``, ``group
 ``InferenceRole``, ``TrainingStep`` and ``TrainingRun`` do between two rules.
 
 The environment has a budget of faults. A step is repeated once; then the run is taken down.
-``allow`` names environments in which the rules are known to fail; see ``test_model.py``.
+``allow`` names what may happen only in searches about it: memory that an engine keeps although it
+says that it sleeps, and an acknowledgement that releases.
 """
 
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class State(NamedTuple):
     held_back: tuple[tuple[str, ...], ...] = ()
     """Answers of probes that the lease has not heard yet: role, what, and the token asked about."""
     resolving: tuple[str, ...] = ()
-    """The role that a person's word is being carried to, and whether the batch is abandoned."""
+    """The role that a person's word is being carried to, whether the batch is abandoned, and
+    whether the person was told that the evidence contradicts a release."""
 
 
 @dataclass(frozen=True)

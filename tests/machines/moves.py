@@ -153,7 +153,11 @@ class _Next(LeaseMoves):
         self._step(mode="down", pc=0)
 
     def _do_stop(self, name: str) -> None:
-        self._step(wait="answer", role=name, method="stop", token=None)
+        failed = self.state.step.tries
+        self._step(wait="answer", role=name, method="stop", token=None, tries=0)
+        if failed:  # a person has looked, and ended what was left
+            self._end_what_holds(name)
+            self._ask(name, "resolve", None)
         self._ask(name, "stop", None)
 
     def _do_end(self, name: str) -> None:

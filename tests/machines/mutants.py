@@ -68,6 +68,23 @@ DEEP = (
 """From small to large; a mutant that survives all of both survives."""
 
 
+def _three(*only: str, replicas: int = 1) -> Config:
+    return Config(roles=_TWO, faults=3, replicas=replicas, only=frozenset(only))
+
+
+ONE_WAY = {
+    "a-group-goes-to-sleep-with-its-token": _three("answer", "late"),
+    "what-was-given-up-is-not-asked-to-let-go": _three("answer", "late", replicas=2),
+    "an-engine-does-not-ask-whether-its-grant-is-closed": _three("request_lost", "answer", "late"),
+    "a-dead-replica-that-is-rebuilt-is-no-doubt": _three("server_dies", "answer", "request_lost"),
+    "without Replica STARTING on STOP_STARTED": _three("server_dies", "answer", "request_lost"),
+    "a-person-s-word-does-not-reach-a-stop": Config(
+        roles=_TWO, only=frozenset({"answer"}), without=frozenset({"again"})
+    ),
+}
+"""For mutants that only these searches can catch."""
+
+
 @contextmanager
 def fresh() -> Iterator[pytest.MonkeyPatch]:
     """Rules that may be changed and are as before afterwards."""
@@ -332,6 +349,32 @@ def _holds_once_resident(self: Any) -> None:
         self.resident = self.holds = True
 
 
+def _follows_no_dead(self: GroupBook, replica: int, state: Any) -> None:
+    if self.replicas[replica].state is not R.DEAD or state is not RECOVERY.states.STOPPING:
+        _FOLLOW(self, replica, state)
+
+
+_FOLLOW = GroupBook.follow
+
+
+async def _sleeps_with_its_token(self: EngineLifecycle) -> None:
+    self._in_use = False
+    if self._book.holding:
+        await _PUT_TO_SLEEP(self)
+    elif not self._book.failed:
+        self._book.move(GroupEvent.SLEEP_PROVED)
+
+
+_PUT_TO_SLEEP = EngineLifecycle._put_to_sleep
+
+
+async def _believes_in_sleep(self: EngineLifecycle, operation: Any, *_: Any) -> Any:
+    if self._book.state is GroupState.BLOCKED:
+        self._book.move(GroupEvent.SLEEP_PROVED)
+    self._book.fence.end()
+    return self._result()
+
+
 async def _lets_go_and_keeps_its_token(self: TrainerActor, op: Any) -> Any:
     report = await self._offload(op)
     self._fence.ended = False
@@ -375,6 +418,13 @@ ENGINE_GUARDS: dict[str, Mutate] = {
     "losses-are-not-mended": replaced(EngineLifecycle, "_mend", _nothing),
     "trainer-orphan-is-not-doubted": ignored(TrainerActor, "_doubt"),
     "trainer-orphan-is-not-looked-for": ignored(trainer._Device, "check_gone"),
+    "an-engine-does-not-ask-whether-its-grant-is-closed": ignored(host._Host, "check"),
+    "a-dead-replica-that-is-rebuilt-is-no-doubt": replaced(GroupBook, "follow", _follows_no_dead),
+    "a-group-goes-to-sleep-with-its-token": replaced(
+        EngineLifecycle, "_put_to_sleep", _sleeps_with_its_token
+    ),
+    "a-sleep-is-believed": replaced(EngineLifecycle, "_prove_sleep", _believes_in_sleep),
+    "what-was-given-up-is-not-asked-to-let-go": replaced(GroupBook, "askable", GroupBook.usable),
     "a-probe-leaves-the-trainer-its-token": replaced(
         TrainerActor, "_settle", _lets_go_and_keeps_its_token
     ),
@@ -434,6 +484,12 @@ def _noted_anyhow(self: Any) -> None:
     _SUCCEEDED(self)
 
 
+def _stop_without_word(self: Any, name: str) -> None:
+    self._step(tries=0)
+    _DO_STOP(self, name)
+
+
+_DO_STOP = _Next._do_stop
 _BLOCK, _SUCCEEDED = _Next._block, _Next._succeeded
 
 GLUE: dict[str, Mutate] = {
@@ -446,6 +502,7 @@ GLUE: dict[str, Mutate] = {
     "an-abandoned-batch-is-acknowledged": replaced(_Next, "_succeeded", _noted_anyhow),
     "evidence-is-not-read": replaced(_Next, "_doubts", lambda self, name: False),
     "nobody-tells-the-lease-of-a-lost-holder": replaced(_Next, "on_told", lambda self, name: None),
+    "a-person-s-word-does-not-reach-a-stop": replaced(_Next, "_do_stop", _stop_without_word),
     "training-needs-no-commit": replaced(_Next, "_do_commit", lambda self, name: self._go_on()),
     "commit-before-publication": replaced(_Next, "_do_publish", lambda self, name: self._go_on()),
     "commit-before-scores": replaced(_Next, "_do_score", lambda self, name: self._go_on()),

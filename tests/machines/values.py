@@ -98,6 +98,9 @@ class Engine(NamedTuple):
         return self._replace(closed=tuple(sorted({*self.closed, token})))
 
 
+_WRONG = "it did not work"
+
+
 class Report(NamedTuple):
     """What an activity learns about one replica."""
 
@@ -105,6 +108,8 @@ class Report(NamedTuple):
     fence: Token | None
     error: bool = False
     stale: bool = False
+    silent: bool = False
+    """Its host does not answer."""
 
     def real(self, replica: int) -> ReplicaReport:
         return ReplicaReport(
@@ -112,7 +117,7 @@ class Report(NamedTuple):
             engine_id=SPEC.engine_id(replica),
             state=self.state,
             fence=self.fence.real() if self.fence else None,
-            error="it did not work" if self.error else None,
+            error="Unconfirmed: no answer" if self.silent else _WRONG if self.error else None,
         )
 
 
@@ -140,6 +145,7 @@ class Group(NamedTuple):
     ended: bool = False
     given_up: tuple[int, ...] = ()
     in_use: bool = False
+    out_of_reach: tuple[int, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     """At work, in the order in which they began."""
 

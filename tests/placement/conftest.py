@@ -1,26 +1,34 @@
 """A real Ray with pretended GPUs, one for the module that asks for it."""
 
 import os
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """Two pretended GPUs, in a job namespace as the workers use it."""
+def two_nodes() -> Iterator[Any]:
+    """A Ray cluster of two nodes with eight pretended GPUs each, in the workers' job namespace."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 8, "num_gpus": 8, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
+    ray.init(address=cluster.address, namespace="relax", log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def free_in_bundles() -> list[float]:
+    """What is free of each bundle's GPU; a probe that lives holds a part of it."""
     import ray
 
-    ray.init(
-        num_cpus=4,
-        num_gpus=2,
-        include_dashboard=False,
-        object_store_memory=100_000_000,
-        namespace="relax",
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    yield
-    ray.shutdown()
+    free = ray.available_resources()
+    return [share for name, share in free.items() if re.match(r"GPU_group_\d+_", name)]

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from activities import placement
 from activities.placement import bundles_of
+from relax_infer.config import load_recipe
 from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.run import Binding
+from relax_infer.placement import InferencePlacementPlan, plan_inference_placement
 from tests.engines.checkpoints import group_spec
+from tests.workflows.scripted_world import plan as run_plan
 
 
 def group(**sizes: int) -> EngineGroupSpec:
@@ -41,3 +46,32 @@ def test_a_group_gets_the_first_bundles_of_the_pool():
 def test_parts_of_a_replica_that_are_not_on_nodes_of_their_own_are_refused(nodes, sizes):
     with pytest.raises(PermanentError, match="policy/replica-0 needs"):
         bundles_of(group(replicas=1, **sizes), pool(*nodes))
+
+
+async def test_the_whole_plan_is_in_the_result_of_binding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What the activity returns is what the run's history has."""
+    recipe = load_recipe("quickstart")
+    made = run_plan("run-1")
+    rows = pool(2)
+    asked: list[object] = []
+
+    async def bind(run: str, plan: InferencePlacementPlan, timeout: float):
+        asked.append((run, dict(plan.pool_sizes), timeout))
+        return {"pool": rows}
+
+    async def free(run: object, devices: list[BundleBinding]) -> None:
+        asked.append(devices)
+
+    monkeypatch.setattr(placement, "recipe_of", lambda run: recipe)
+    monkeypatch.setattr(placement, "bind_plan", bind)
+    monkeypatch.setattr(placement, "need_free_devices", free)
+    bound = await placement.bind_placement(made)
+    assert asked == [("run-1", {"pool": 2}, recipe.cluster.bind_timeout), rows]
+    assert bound.placement == plan_inference_placement(recipe).to_dict()
+    again = Binding.model_validate_json(bound.model_dump_json())
+    assert again == bound
+    assert InferencePlacementPlan.from_dict(again.placement or {}).mode == "defer"
+    assert [len(group.bundles) for group in bound.plan.groups] == [2, 1, 1]
+    assert bound.plan.trainer.bundles == (rows[0],)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -86,10 +87,26 @@ def test_an_engine_over_several_gpus_reserves_on_its_first_bundle_only() -> None
     assert list(plan.placements[0].heads) == [0]
 
 
-@pytest.mark.parametrize("flag", ["nnodes", "node-rank", "base_gpu_id", "host", "nccl-port"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("nnodes", "node-rank", "base_gpu_id", "gpu-id-step"),
+        *("dist_init_addr", "nccl-init-addr", "host", "port", "nccl-port"),
+    ],
+)
 def test_flags_that_placement_decides_are_refused(flag: str) -> None:
     (found,) = violations(rollout__engine={"replicas": 2, "server_args": {flag: 1}})
-    assert found.field == f"rollout.engine.server_args.{flag.replace('-', '_')}"
+    name = {"nccl-init-addr": "dist_init_addr"}.get(flag, flag.replace("-", "_"))
+    assert found.field == f"rollout.engine.server_args.{name}"
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    plan = plan_inference_placement(load_recipe("quickstart"))
+    for part, name in ((plan, "mode"), (plan.placements[0], "pool"), (plan.training[0], "role")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(part, name, "other")
+    assert isinstance(plan.placements, tuple)
+    assert isinstance(plan.pool_sizes, tuple)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relax_infer.config import load_recipe
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.lease import LeaseTransition
 from relax_infer.contracts.refs import RunRef, WeightsRef
@@ -136,6 +137,17 @@ def test_holds_and_blocks_of_a_role_are_drawn_with_their_seconds(store: str, tmp
     assert "rollout held for 5.00 s under fence 2" in titles
     assert "rollout was blocked" in titles
     assert "step 1 GENERATING: 4.00 s" in titles
+
+
+def test_the_plan_is_drawn_where_the_recipe_is_on_record(store: str, tmp_path: Path):
+    assert "Who has which GPUs" not in written(store, tmp_path, a_record(1))
+    files = StagingStore(RunRef(run=RUN, store=store))
+    files.write_json("recipe.json", load_recipe("quickstart").model_dump(mode="json"))
+    text = written(store, tmp_path, a_record(1))
+    page = Page(text)
+    assert page.open == []
+    assert {"GPU 0: rollout policy #0", "GPU 1: free", "GPU 0: trainer rank 0"} <= set(page.titles)
+    assert not re.search(r"url\(|@import|https?://", text)
 
 
 def test_a_run_without_records_is_an_error_that_says_where(store: str, tmp_path: Path):

@@ -132,6 +132,8 @@ class ScriptedEngines:
                 engine.die("a request never drained")
             elif engine.state is ReplicaState.FAILED and engine.hides:
                 engine.error = "Unconfirmed: a process hides its environment"
+            elif engine.state is ReplicaState.DEAD:
+                engine.error = None
             else:
                 engine.state = ReplicaState.SLEEPING
         return self.report(op.group, op.targets)

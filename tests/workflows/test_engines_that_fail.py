@@ -324,3 +324,54 @@ async def test_an_engine_that_refuses_to_be_forgotten_is_not_taken_for_a_lost_ho
             await handle.execute_update("resolve", word)
         assert "forget_engines refused" in str(refused.value.cause)
         assert (await group(client, handle, "genrm.genrm")).state is GroupState.BLOCKED
+
+
+async def test_a_person_s_word_reaches_a_stop_that_waits_for_proof(working: Working):
+    """A host that burned while its engine slept; without the word nothing would end the run."""
+    world = ScriptedWorld()
+    judge = world.engines.engines["genrm", 0]
+    judge.hides = judge.unreachable = True  # a stop alone has to prove anything here
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        assert "cannot stop genrm" in (await status(handle)).doing
+        word = ResolveRun(who="ada", why="the node burned", confirm_released=True)
+        await handle.execute_update("resolve", word)
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+    assert world.violations == []
+
+
+async def test_a_word_that_nobody_carried_out_is_not_believed(working: Working):
+    """Whether the engine would refuse what is on its way there is not known then."""
+    world = ScriptedWorld(reconcile_timeout=0.5)
+    world.faults["judge_samples"] = ["kill_engine"]
+    world.faults["forget_engines"] = ["flake"] * 4
+    world.engines.engines["genrm", 0].hides = True
+    word = ResolveRun(who="ada", why="I looked", confirm_released=True)
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update("resolve", word)
+        assert "say it again" in str(refused.value.cause)
+        assert (await group(client, handle, "genrm.genrm")).state is GroupState.BLOCKED
+
+
+async def test_the_evidence_of_a_release_whose_answer_was_lost_is_read(working: Working):
+    world = ScriptedWorld(reconcile_timeout=0.5)
+    world.faults["offload_engines"] = ["", "lose_reply", *["lose_reply"] * 3]
+    world.faults["confirm_genrm_offload"] = ["", "refuse"]
+    word = ResolveRun(who="ada", why="it is another's memory", confirm_released=True)
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        seen = await lease(client, handle)
+        (role,) = [name for name, held in seen.roles.items() if held.state == "BLOCKED"]
+        await handle.execute_update("resolve", word)
+        done = await handle.result()
+        ended = await lease(client, handle)
+    assert done.state is RunState.DONE
+    assert "RESOLVED_BY_OPERATOR" in events(ended, role)
+    nothing_was_broken(world)

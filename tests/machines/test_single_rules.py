@@ -1,7 +1,4 @@
-"""Faults of single rules: what each piece of code does is asked of it alone.
-
-The traces that lead to harm are in ``faults.FAULTS_OF_THE_RULES``.
-"""
+"""What single pieces of the code do, asked of each alone; whole traces are in ``test_model``."""
 
 import asyncio
 from types import SimpleNamespace
@@ -18,7 +15,6 @@ from tests.machines.values import Engine, Gpu, Group, Report, Token, run
 from workflows.inference_role import InferenceRole
 
 _TOKEN = Token(1, "grant")
-fault = pytest.mark.xfail(raises=AssertionError, strict=True)
 
 
 def test_a_stop_ends_the_token_where_a_launch_failed():
@@ -29,12 +25,16 @@ def test_a_stop_ends_the_token_where_a_launch_failed():
     assert engine.ended
 
 
-@fault
 def test_a_probe_looks_at_what_was_given_up():
     """A group of which everything was given up says that it sleeps, whatever its engines say."""
     group = Group(GroupState.SLEEPING, ((0, ReplicaState.DEAD),), _TOKEN, given_up=(0,))
     seen = (Report(ReplicaState.READY, _TOKEN),)
-    turn = advance(Work("probe", _TOKEN, group, results=(seen,)), 1, ())
+    work = Work("probe", _TOKEN, group, results=(seen,))
+    turn = advance(work, 1, ())
+    assert turn.call is not None
+    assert (turn.call.kind, turn.call.replicas, turn.call.ends) == ("offload", (0,), True)
+    refused = (Report(ReplicaState.FAILED, _TOKEN, error=True),)
+    turn = advance(work._replace(results=(seen, refused)), 1, ())
     assert turn.answer is not None
     assert turn.answer.state != "SLEEPING"
 
@@ -53,7 +53,7 @@ def test_a_trainer_whose_sleep_was_proved_does_not_load_for_a_late_update():
     "before",
     [
         pytest.param(GroupState.BLOCKED, id="it-was-blocked"),
-        pytest.param(GroupState.SLEEPING, id="it-was-loading", marks=fault),
+        pytest.param(GroupState.SLEEPING, id="it-was-loading"),
     ],
 )
 def test_the_lease_hears_when_a_group_is_known_again(before: GroupState):

@@ -1,0 +1,100 @@
+"""The gateway without a run: ``relax-infer gateway --registry FILE``."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relax_infer.cli._errors import CommandError
+from relax_infer.cli._options import app
+from relax_infer.discovery import Role
+
+_LOCAL = "127.0.0.1"
+
+
+@app.command()
+def gateway(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")],
+    registry: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSON or YAML: role to its schema 2 document.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = _LOCAL,
+    role: Annotated[
+        list[Role] | None, typer.Option(help="Serve only this role; may be repeated.")
+    ] = None,
+    genrm_tokenizer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=PATH", help="Folder whose chat template renders messages."),
+    ] = None,
+    genrm_template_kwargs: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL=JSON", help="Given to that template besides the messages."),
+    ] = None,
+    genrm_max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Of messages that do not say.")
+    ] = 1024,
+    rollout_router: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Router that rollout's chat goes to, unchanged."),
+    ] = None,
+    request_timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds for one request, its stream included.")
+    ] = 1800.0,
+) -> None:
+    """Serve engines that run already, from a file that says where they are.
+
+    The file is read again when it changes. Ends with SIGINT or SIGTERM.
+    """
+    from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_file
+
+    logging.basicConfig(
+        level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    options = GatewayOptions(
+        roles=tuple(role or Role),
+        timeout=request_timeout,
+        rollout_router=_address(rollout_router),
+        tokenizers=named_folders(genrm_tokenizer or ()),
+        template_kwargs=_objects(genrm_template_kwargs or []),
+        judge_tokens=genrm_max_new_tokens,
+    )
+
+    def listening(url: str) -> None:
+        typer.echo(f"Gateway on {url}")
+
+    import uvloop
+
+    serving = serve_file(
+        host=host, port=port, registry=registry, options=options, listening=listening
+    )
+    uvloop.run(serving)
+
+
+def _address(url: str | None) -> str | None:
+    from relax_infer.discovery._fields import url as valid_url
+
+    try:
+        return None if url is None else valid_url(url)
+    except ValueError as error:
+        raise CommandError(f"--rollout-router: {error}.") from error
+
+
+def _objects(pairs: list[str]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        model, _, text = pair.partition("=")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not model or not isinstance(value, dict):
+            raise CommandError(
+                f"--genrm-template-kwargs {pair!r} is not MODEL=JSON object.",
+                cure="""For example: --genrm-template-kwargs 'judge={"enable_thinking": false}'""",
+            )
+        found[model] = value
+    return found

@@ -1,0 +1,291 @@
+"""The OpenAPI description of the public routes: ``python -m relax_infer.gateway.openapi FILE``.
+
+Written from the route table. A test fails when the committed file differs, and another asks a
+running gateway everything that the file allows.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from relax_infer.discovery import Role
+from relax_infer.gateway.routes import (
+    ENGINES_SCHEMAS,
+    HEALTH_SCHEMAS,
+    Kind,
+    RoleRoute,
+    routes_of,
+)
+
+_Json = dict[str, Any]
+
+_SUMMARIES: dict[Kind, str] = {
+    "generate": "One request to the engine's own /generate, or messages to a judge",
+    "chat": "One OpenAI chat request",
+    "models": "Every model of the registry, also those that sleep",
+    "engines": "The role's discovery document",
+    "health": "Which models could be called now; contacts no engine",
+    "metrics": "The role's counters, for Prometheus",
+}
+_ERRORS = {
+    400: "The request is at fault; no backend was asked",
+    404: "No such model",
+    408: "The request did not come in time",
+    413: "The request body is too large",
+    431: "The request head is too large",
+    502: "The backend broke off, or answered something else than JSON",
+    503: "Nothing may be called at the moment; Retry-After says when to ask again",
+    504: "The deadline passed; the backend was told to stop",
+}
+_AGAIN = {"Retry-After": {"schema": {"type": "string"}}}
+_HELD_BACK = ("x-request-id", "traceparent")
+
+
+def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
+    """OpenAPI 3.1."""
+    paths: dict[str, _Json] = {
+        "/healthz": {"get": _process("health", "The process answers", _free_object())},
+        "/metrics": {"get": _metrics("metrics", "All counters, for Prometheus")},
+        "/openapi.json": {"get": _process("openapi", "This document", _free_object())},
+    }
+    for role in roles:
+        for route in routes_of(role):
+            paths[f"/{role}{route.path}"] = {route.method.lower(): _operation(role, route)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "relax-infer gateway",
+            "version": "2",
+            "description": "Rollout, GenRM and Teacher behind one address. A POST is sent to a"
+            ' backend at most once; error answers are {"detail": ...}.',
+        },
+        "paths": paths,
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _operation(role: Role, route: RoleRoute) -> _Json:
+    operation: _Json = {
+        "operationId": f"{role}{route.path}".replace("/", "_"),
+        "tags": [role.value],
+        "summary": _SUMMARIES[route.kind],
+    }
+    match route.kind:
+        case "generate":
+            schema = "GenerateOrJudge" if role is Role.GENRM else "Generate"
+            answer = {"oneOf": [_object(), {"type": "array"}]}
+            return operation | _data(schema, answer)
+        case "chat":
+            return operation | _data("Chat", _object())
+        case "models":
+            responses = {"200": _json_answer("The list", _ref("Models")), **_errors(400, 503)}
+            return operation | {"responses": responses | _errors(431)}
+        case "engines":
+            return operation | _engines(ENGINES_SCHEMAS[role])
+        case "health":
+            return operation | _health(HEALTH_SCHEMAS[role])
+        case "metrics":
+            return operation | {"responses": _metrics("", "")["responses"]}
+
+
+def _data(schema: str, answer: _Json) -> _Json:
+    streamed: _Json = {"text/event-stream": {}}
+    ok = _json_answer("The backend's answer, unchanged", answer)
+    ok["content"] |= streamed
+    headers = [_header(name, "Passed on to the backend") for name in _HELD_BACK]
+    affinity = _header("X-SMG-Routing-Key", "Requests with the same key go to the same replica")
+    return {
+        "parameters": [affinity, *headers],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(schema)}},
+        },
+        "responses": {
+            "200": ok,
+            **_errors(400, 408, 413, 431, 502, 503, 504),
+            "default": _json_answer("An error status of the backend, kept", _ref("Error")),
+        },
+    }
+
+
+def _engines(schemas: tuple[str, ...]) -> _Json:
+    found = _ref("Registry") if len(schemas) == 1 else {"oneOf": [_ref("Registry"), _ref("Legacy")]}
+    ok = _json_answer("The document", found)
+    ok["headers"] = {"ETag": {"schema": {"type": "string"}}}
+    named = _query("model_name", {"type": "string"}, "404 unless the registry has this model")
+    known = _header("If-None-Match", "An ETag that the caller holds")
+    return {
+        "parameters": [_schema_query(schemas), named, known],
+        "responses": {
+            "200": ok,
+            "304": {"description": "What the caller holds is current"},
+            **_errors(400, 404, 431, 503),
+        },
+    }
+
+
+def _health(schemas: tuple[str, ...]) -> _Json:
+    found = _ref("Health") if len(schemas) == 1 else {"oneOf": [_ref("Health"), _ref("OldHealth")]}
+    return {
+        "parameters": [_schema_query(schemas)],
+        "responses": {"200": _json_answer("Health", found), **_errors(400, 431)},
+    }
+
+
+def _process(name: str, summary: str, answer: _Json) -> _Json:
+    responses = {"200": _json_answer(summary, answer), **_errors(400, 431)}
+    return {"operationId": name, "tags": ["process"], "summary": summary, "responses": responses}
+
+
+def _metrics(name: str, summary: str) -> _Json:
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    responses = {"200": {"description": "Counters", "content": text}, **_errors(400, 431)}
+    return {"operationId": name, "tags": ["process"], "summary": summary, "responses": responses}
+
+
+def _errors(*statuses: int) -> _Json:
+    answers = {str(status): _json_answer(_ERRORS[status], _ref("Error")) for status in statuses}
+    if "503" in answers:
+        answers["503"]["headers"] = _AGAIN
+    return answers
+
+
+def _json_answer(description: str, schema: _Json) -> _Json:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _schema_query(schemas: tuple[str, ...]) -> _Json:
+    schema = {"type": "string", "enum": sorted(schemas), "default": schemas[0]}
+    return _query("schema", schema, "Which document")
+
+
+def _query(name: str, schema: _Json, description: str) -> _Json:
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+def _header(name: str, description: str) -> _Json:
+    schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "header", "schema": schema, "description": description}
+
+
+def _ref(name: str) -> _Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(**properties: _Json) -> _Json:
+    return {"type": "object", "properties": properties} if properties else {"type": "object"}
+
+
+def _free_object() -> _Json:
+    return {"type": "object", "additionalProperties": True}
+
+
+def _closed(required: tuple[str, ...] = (), **properties: _Json) -> _Json:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required or properties),
+        "additionalProperties": False,
+    }
+
+
+def _schemas() -> _Json:
+    text, optional = {"type": "string"}, {"type": ["string", "null"], "minLength": 1}
+    ids = {"oneOf": [text, {"type": "array", "items": text}]}
+    selectors = {
+        "model": optional,
+        "route_key": optional,
+        "rid": ids,
+        "stream": {"type": "boolean"},
+    }
+    raw = _object(**selectors, input_ids={"type": "array"}, text=ids, sampling_params=_object())
+    messages = {"type": "array", "items": _object()}
+    judge = _object(
+        **selectors | {"stream": {"const": False}},
+        messages=messages,
+        sampling_params={"type": ["object", "null"]},
+    )
+    either = {"anyOf": [{"required": ["input_ids"]}, {"required": ["text"]}]}
+    generate = raw | either | {"not": {"required": ["messages"]}}
+    whole = {"type": "integer", "minimum": 0}
+    replica = _closed(
+        engine_id=text,
+        base_url=optional,
+        state=text,
+        direct_eligible={"type": "boolean"},
+        generation=whole,
+    )
+    model = _closed(
+        model_id=text,
+        state=text,
+        route_mode={"enum": ["DIRECT", "SGLANG_ROUTER"]},
+        router_url=optional,
+        engines={"type": "array", "items": replica},
+        weight_source={"enum": ["STATIC", "ACTOR", "DCS"]},
+        weight_version=optional,
+        capabilities={"type": "array", "items": text},
+        served_model_name=optional,
+    )
+    names = {"type": "object", "additionalProperties": text}
+    routing = _closed(
+        default_model=optional,
+        route_key_map=names,
+        aliases=names,
+        policy={"enum": ["round_robin", "affinity"]},
+        policy_revision=whole,
+    )
+    old_engine = _closed(rank=whole, status={"enum": ["active", "dead"]}, url=text)
+    old_group = _closed(
+        worker_type={"const": "regular"},
+        engines={"type": "array", "items": old_engine},
+        total_engines=whole,
+    )
+    old_model = _closed(engine_groups={"type": "array", "items": old_group}, total_engines=whole)
+    listed = _closed(id=text, object={"const": "model"}, created={"const": 0}, owned_by=text)
+    word = {"enum": ["healthy", "unhealthy"]}
+    return {
+        "Error": _closed(detail={"description": "What is wrong, in words or as the backend said"}),
+        "Generate": generate,
+        "GenerateOrJudge": {"oneOf": [generate, judge | {"required": ["messages"], "not": either}]},
+        "Chat": _object(**selectors, messages=messages) | {"required": ["messages"]},
+        "Models": _closed(object={"const": "list"}, data={"type": "array", "items": listed}),
+        "Registry": _closed(
+            schema_version={"const": 2},
+            role=text,
+            registry_epoch=text,
+            topology_revision=whole,
+            routing=routing,
+            models={"type": "object", "additionalProperties": model},
+        ),
+        "Legacy": _closed(
+            models={"type": "object", "additionalProperties": old_model}, total_engines=whole
+        ),
+        "Health": _closed(
+            schema_version={"const": 2},
+            role=text,
+            gateway_alive={"const": True},
+            registry_available={"type": "boolean"},
+            ready={"type": "boolean"},
+            models={
+                "type": "object",
+                "additionalProperties": _closed(state=text, ready={"type": "boolean"}),
+            },
+        ),
+        "OldHealth": _closed(
+            ("status", "service"),
+            status=word,
+            service={"const": "genrm"},
+            instances={"type": "object", "additionalProperties": _closed(status=word)},
+        ),
+    }
+
+
+def page() -> str:
+    """The committed file."""
+    return json.dumps(document(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())
