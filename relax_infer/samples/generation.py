@@ -1,5 +1,6 @@
 """Groups of samples from the policy, through the router, into staging."""
 
+import asyncio
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ async def generate(
             engine's answer is malformed.
     """
     rollout = recipe.rollout
-    problems = task.prompts(recipe.seed, step, rollout.prompts_per_step)
+    problems = await asyncio.to_thread(task.prompts, recipe.seed, step, rollout.prompts_per_step)
     sampling = {
         "temperature": rollout.sampling.temperature,
         "top_p": rollout.sampling.top_p,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from relax_infer.scoring.validation import whole
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -95,7 +97,7 @@ def _offsets(lengths: Sequence[int] | Array) -> pa.Array:
 
 def rectangle_of(column: Any, width: int) -> Array:
     """A column of [R, K] lists as one [N, K] array; raises ValueError where a row is not K wide."""
-    rows = column.combine_chunks().flatten()
+    rows = whole(column).flatten()
     widths = rows.value_lengths().to_numpy(zero_copy_only=False)
     if rows.null_count or (widths != width).any():
         raise ValueError(f"a row has not {width} entries")

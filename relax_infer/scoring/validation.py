@@ -81,9 +81,14 @@ def sample_name(table: pa.Table, row: int) -> str:
     return f"step {step} group {group} sample {sample}"
 
 
+def whole(column: Any) -> Any:
+    """The column as one array; only a column in several pieces is copied."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def list_lengths(column: Any) -> Array:
     """Length of each list of a column without nulls."""
-    return np.asarray(column.combine_chunks().value_lengths().to_numpy(zero_copy_only=False))
+    return np.asarray(whole(column).value_lengths().to_numpy(zero_copy_only=False))
 
 
 def _reward_faults(table: pa.Table) -> Iterator[Fault]:
@@ -157,7 +162,7 @@ def _top_k_faults(
         for row in _rows((wanted < top_k) | (wanted > most), tokens):
             yield row, f"opd_topk_ksz is not from {top_k} to {most}"
     for name in names:
-        inner = table.column(name).combine_chunks().flatten()
+        inner = whole(table.column(name)).flatten()
         if inner.null_count:
             yield from (
                 (row, f"{name} lacks a token's row") for row in _rows(_nulls(inner), tokens)
@@ -201,13 +206,13 @@ def _nulls(array: Any) -> Array:
 
 
 def _lengths_or_zero(column: Any) -> Array:
-    lengths = column.combine_chunks().value_lengths().fill_null(0)
+    lengths = whole(column).value_lengths().fill_null(0)
     return np.asarray(lengths.to_numpy(zero_copy_only=False))
 
 
 def _values(column: Any) -> tuple[Array, Array]:
     """All values of a column of lists, and where each row's end; a null among them is NaN."""
-    values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    values = whole(column).flatten().to_numpy(zero_copy_only=False)
     return np.asarray(values), np.cumsum(_lengths_or_zero(column))
 
 
