@@ -21,6 +21,8 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := lock/requirements.lock lock/dev.lock
+# Tasks of reasoning-gym. One of its packages is compiled here, so a machine may go without.
+TASKS := lock/reasoning-gym.lock
 STAMP := $(VENV)/.installed
 # A package index with CPU builds of torch, for machines whose default index has CUDA builds only.
 TORCH_INDEX ?=
@@ -33,7 +35,7 @@ help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
 install:
-	@wanted=$$(cat $(LOCKS) pyproject.toml | sha256sum | cut -d' ' -f1)
+	@wanted=$$(cat $(LOCKS) $(TASKS) pyproject.toml | sha256sum | cut -d' ' -f1)
 	if [ -x $(BIN)/python ] && [ "$$(cat $(STAMP) 2>/dev/null)" = "$$wanted" ]; then exit 0; fi
 	if [ ! -x $(BIN)/python ]; then
 	  for python in $(PYTHON) python3.11 python3; do
@@ -51,6 +53,9 @@ install:
 	fi
 	echo "Installing the packages of $(LOCKS) into $(VENV), about 2.4 GB and two minutes"
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps $(addprefix -r ,$(LOCKS))
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r $(TASKS) || \
+	  echo "reasoning-gym was not installed (it needs a C compiler and Python's headers): recipes" \
+	    "with data.source reasoning_gym.* cannot run here, all others can" >&2
 	if [ -n "$(TORCH_INDEX)" ]; then
 	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall \
 	    --index-url "$(TORCH_INDEX)" $$(grep -E '^torch==' lock/requirements.lock)

@@ -33,4 +33,4 @@ def _recipe(run: str, store: str) -> Recipe:
 
 @lru_cache(maxsize=64)
 def _task(run: str, store: str) -> Task:
-    return load_task(_recipe(run, store).data)
+    return load_task(_recipe(run, store))

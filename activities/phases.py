@@ -1,5 +1,6 @@
 """Generation, judging, teaching and evaluation: the phases that ask engines."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from relax_infer.scoring import score_with_genrm, score_with_teacher
 @activity.defn
 async def generate_groups(request: PhaseRequest) -> PhaseResult:
     """Groups of samples from the policy, through the router, into staging."""
-    return await generate(**_common(request), router_url=request.front.router_url)
+    return await generate(**await _common(request), router_url=request.front.router_url)
 
 
 @activity.defn
@@ -25,7 +26,10 @@ async def judge_samples(request: PhaseRequest) -> PhaseResult:
     """The GenRM's verdicts on the generated samples, through the gateway."""
     assert request.source is not None
     return await score_with_genrm(
-        **_common(request), source=request.source, gateway_url=request.front.gateway_url
+        **await _common(request),
+        source=request.source,
+        gateway_url=request.front.gateway_url,
+        judges={group.model: group.model_path for group in request.groups},
     )
 
 
@@ -34,21 +38,21 @@ async def teach_samples(request: PhaseRequest) -> PhaseResult:
     """The Teacher's log-probs of the sampled tokens, through the gateway."""
     assert request.source is not None
     return await score_with_teacher(
-        **_common(request), source=request.source, gateway_url=request.front.gateway_url
+        **await _common(request), source=request.source, gateway_url=request.front.gateway_url
     )
 
 
 @activity.defn
 async def evaluate_policy(request: EvaluateRequest) -> Evaluation:
     """Greedy accuracy on the held-out problems, with pinned weights."""
-    return await evaluate(**_common(request), router_url=request.front.router_url)
+    return await evaluate(**await _common(request), router_url=request.front.router_url)
 
 
-def _common(request: PhaseRequest | EvaluateRequest) -> dict[str, Any]:
+async def _common(request: PhaseRequest | EvaluateRequest) -> dict[str, Any]:
     return {
         "store": store_of(request.run),
         "step": request.step,
-        "task": task_of(request.run),
+        "task": await asyncio.to_thread(task_of, request.run),  # may import and make problems
         "recipe": recipe_of(request.run),
         "weight_version": request.weight_version,
         "settle": _settler(request.groups),

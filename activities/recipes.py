@@ -21,6 +21,7 @@ from relax_infer.placement import (
     plan_inference_placement,
 )
 from relax_infer.placement.device import cluster_device
+from relax_infer.scoring import require_usable
 from relax_infer.tiny.models import ensure_models
 from relax_infer.training import weights_digest
 
@@ -37,6 +38,7 @@ def _resolve(request: ResolveRequest) -> RunPlan:
         recipe = recipe.model_copy(update={"steps": request.start.steps})
     placed = plan_inference_placement(recipe)
     require_runnable(recipe)
+    require_usable(recipe.reward.source)
     home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from relax_infer.contracts.failures import RelaxError
 
 ORDER = (
-    *("up", "run", "status", "pause", "resume", "stop", "resolve", "report", "down"),
+    *("up", "run", "status", "pause", "resume", "stop", "resolve", "report", "samples", "down"),
     *("plan", "config", "doctor", "worker", "gateway"),
 )
 INTERRUPTED = 130

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relax_infer.cli._errors import CommandError
-from relax_infer.cli._options import HOME, Home, Run, app
+from relax_infer.cli._options import HOME, Home, Json, Run, app
 
 if TYPE_CHECKING:
     from relax_infer.cli._runs import Runs
@@ -83,6 +83,26 @@ def report(
     from relax_infer.cli._reports import report_of
 
     typer.echo(f"Report: {asyncio.run(report_of(home, run, out or Path(f'{run}.html')))}")
+
+
+@app.command()
+def samples(
+    run: Run,
+    step: Annotated[int, typer.Argument(min=0, help="Number of the step.", metavar="STEP")],
+    group: Annotated[int | None, typer.Option(min=0, help="Only this prompt's samples.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD<VALUE", help="Only samples like 'reward<0.5'; repeatable."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Samples to show at most.")] = 20,
+    as_json: Json = False,
+    home: Home = HOME,
+) -> None:
+    """The staged samples of a step: scored ones, or what there is of them by now."""
+    from relax_infer.cli._samples import find, show_samples
+
+    found = asyncio.run(find(home, run, step, group, where or []))
+    show_samples(found, run, step, limit, as_json=as_json)
 
 
 def _ask(home: Path, ask: "Callable[[Runs], Awaitable[RunStatus]]") -> None:

@@ -20,7 +20,7 @@ async def report_of(home: Path, run: str, out: Path) -> Path:
         async with connected(home) as server:
             status = (await Runs(server.client, server.target.address).glance(run)).run
     except CommandError:
-        store = _store_with(home, run)
+        store = store_with(home, run)
         if store is None:
             raise
         return _write(store, run, out)
@@ -41,7 +41,7 @@ def report(run: RunStatus, out: Path) -> Path:
     return _write(run.store, run.run, out)
 
 
-def _store_with(home: Path, run: str) -> str | None:
+def store_with(home: Path, run: str) -> str | None:
     """URL of the local stack's store, if it keeps steps of that run."""
     store = home.resolve() / "store"
     return store.as_uri() if (store / run / "steps").is_dir() else None

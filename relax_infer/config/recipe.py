@@ -1,8 +1,9 @@
 """The recipe: everything that a run is, typed. Importable without torch, Ray or Temporal."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from relax_infer.config.placed import (
     Cluster,
@@ -17,14 +18,36 @@ from relax_infer.config.placed import (
 )
 from relax_infer.contracts.fractions import GpuFraction
 
+REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "random", "none")
+"""Rewards that need no import."""
+
+
+def _known_source(source: str) -> str:
+    if source != "tiny.sort4" and not re.fullmatch(r"reasoning_gym\.[a-z0-9_]+", source):
+        raise ValueError("must be tiny.sort4 or reasoning_gym.<dataset>")
+    return source
+
+
+def _known_reward(source: str) -> str:
+    if source not in REWARDS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
+        raise ValueError(f"must be {', '.join(REWARDS)} or package.module:name of an adapter")
+    return source
+
 
 class Data(Section):
     """Where prompts come from."""
 
-    source: Literal["tiny.sort4"] = "tiny.sort4"
-    """Task: prompts, right answers and an exact checker."""
+    source: Annotated[str, AfterValidator(_known_source)] = "tiny.sort4"
+    """Task: prompts, right answers and a checker. `tiny.sort4`, or `reasoning_gym.<dataset>`."""
     held_out: Annotated[int, Field(ge=1, le=512)] = 512
     """Problems that are never trained on and serve evaluation."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """reasoning-gym: the dataset's own settings, its size among them."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """reasoning-gym: of the dataset's problems. Which of them a step draws is the run's seed."""
+    system_prompt: str | None = None
+    """reasoning-gym: what the policy is told before each question. Empty: to end with the answer
+    between answer tags, which the datasets' scorers look for; '' tells it nothing."""
 
 
 class Sampling(Section):
@@ -65,6 +88,41 @@ class Rollout(Section):
     """Further models that generate, each with engines of its own."""
 
 
+JUDGE_PLACES = ("prompt", "response", "answer")
+"""What a judge's prompt may show."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Verdict(Section):
+    """How a judge's answer is read. What is not read beyond doubt is no score."""
+
+    pattern: str | None = None
+    """Regular expression with a named group for each value, for instance
+    `Verdict: (?P<score>yes|no)$`. It must match once. Empty: the answer is one JSON object."""
+    labels: dict[str, Finite] = Field(default_factory=dict)
+    """Words and the numbers they stand for."""
+    lowest: Finite = 0.0
+    """A number below it is no score."""
+    highest: Finite = 1.0
+    """A number above it is no score."""
+
+    @model_validator(mode="after")
+    def _is_a_rule(self) -> "Verdict":
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise ValueError(f"pattern is no regular expression: {error}") from None
+        if not self.lowest < self.highest:
+            raise ValueError(f"lowest {self.lowest:g} is not below highest {self.highest:g}")
+        for label, number in self.labels.items():
+            if not self.lowest <= number <= self.highest:
+                raise ValueError(
+                    f"labels.{label} is {number:g}, not from {self.lowest:g} to {self.highest:g}"
+                )
+        return self
+
+
 class GenRM(Section):
     """A generative reward model that judges the samples."""
 
@@ -74,6 +132,18 @@ class GenRM(Section):
     """Name in the role's registry."""
     max_new_tokens: Positive = 2
     """Tokens of a verdict."""
+    prompt: str | None = None
+    """What a judge is shown, with `{prompt}`, `{response}` and `{answer}` in their places. Empty:
+    the task's own prompt and verdicts."""
+    system: str | None = None
+    """System message before the prompt."""
+    chat: bool = True
+    """The prompt is a user's message in the judge's own chat template; false: plain text."""
+    verdict: Verdict | None = None
+    """How answers to the prompt are read."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Times a sample is asked about again at once after a judge said that it is busy (429, 503).
+    What fails otherwise is asked again by the phase's next attempt, or not at all."""
     max_concurrency: Positive = 64
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
@@ -96,6 +166,9 @@ class Teacher(Section):
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
     """Seconds for one request."""
+    max_logprob_cells: Positive = 262_144
+    """Log-probs that one request may ask for: positions times token ids. A response with more is
+    asked about in pieces."""
     num_gpus: Positive | None = None
     """GPUs of the role; empty: what its engines need. The models have equal parts."""
     engine: Engine = Engine()
@@ -103,13 +176,33 @@ class Teacher(Section):
     """Further models that teach, each with engines of its own."""
 
 
+class Combine(Section):
+    """One reward of several judges' scores. A sample that one of them could not score has none."""
+
+    rule: Literal["mean", "min", "max", "all", "weighted"] = "mean"
+    """all: 1 where every judge gives at least `passes`, else 0. weighted: the mean by `weights`."""
+    passes: Finite = 1.0
+    """Rule all: the score that passes."""
+    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Rule weighted: of each judge, by its model_id."""
+
+
 class Reward(Section):
     """Where a sample's reward comes from."""
 
-    source: Literal["genrm", "exact", "random", "none"] = "genrm"
-    """The GenRM's verdict, the task's own checker, a coin (a negative control), or no reward."""
-    unfinished: float = 0.0
+    source: Annotated[str, AfterValidator(_known_reward)] = "genrm"
+    """`genrm`: a GenRM's verdict. `exact`: the task's own checker, right or wrong.
+    `reasoning_gym`: the dataset's own score. `math_verify`: the response's last expression equals
+    the right answer. `random`: a coin (a negative control). `none`: no reward. Or
+    `package.module:name` of a RewardAdapter that the workers can import."""
+    unfinished: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Reward of a response that hit its token limit: a rule of the task, not a failed score."""
+    key: str = "score"
+    """Which value of a judge's verdict is the reward."""
+    combine: Combine = Combine()
+    """How the scores of several judges become one."""
     on_unscored: Literal["fail", "drop_group"] = "fail"
     """A score that could not be had fails the batch, or drops its group with the reason."""
 
@@ -119,6 +212,11 @@ class Distillation(Section):
 
     coefficient: Annotated[float, Field(ge=0)] = 1.0
     """Times (teacher - rollout log-prob) of each sampled token, added to its advantage."""
+    mode: Literal["student_sampled", "student_topk", "teacher_topk", "union"] = "student_sampled"
+    """Which tokens of each position the Teacher gives log-probs of: the sampled one; the policy's
+    likeliest; its own likeliest; or both. The sampled one is always among them."""
+    top_k: Positive = 8
+    """Likeliest tokens of a position, in the modes that have any."""
 
 
 class Train(Section):
@@ -168,6 +266,10 @@ class Staging(Section):
 
     url: str | None = None
     """fsspec URL; empty: the ``store`` folder of the local stack."""
+    max_samples: Positive = 65_536
+    """Samples that a step may make."""
+    max_tokens: Positive = 268_435_456
+    """Response tokens that a step may make, every response at its limit."""
 
 
 class Recipe(Section):
@@ -220,6 +322,8 @@ class Recipe(Section):
                 "reward.source is genrm but the recipe has no genrm section:"
                 " add one, or set reward.source to exact"
             )
+        if self.genrm is not None:
+            self._judges_can_judge(self.genrm)
         if self.distillation is not None and self.teacher is None:
             raise ValueError(
                 "distillation is set but the recipe has no teacher section:"
@@ -235,13 +339,87 @@ class Recipe(Section):
                 "rollout.sampling.temperature must be 1.0 with distillation: the Teacher's"
                 " log-probs are untempered, so the two could not be compared"
             )
+        gym = self.data.source.startswith("reasoning_gym.")
+        if self.reward.source == "reasoning_gym" and not gym:
+            raise ValueError(
+                f"reward.source is reasoning_gym but data.source is {self.data.source}: its scorers"
+                " know only their own problems; set data.source to reasoning_gym.<dataset>"
+            )
+        if gym and self.rollout.model.startswith("tiny:"):
+            raise ValueError(
+                f"data.source is {self.data.source} but rollout.model is {self.rollout.model}: the"
+                " tiny models know 22 characters and no words; name a folder with a policy and its"
+                " tokenizer"
+            )
+        if not gym and (self.data.config or self.data.system_prompt is not None):
+            raise ValueError(
+                "data.config and data.system_prompt are for reasoning_gym.<dataset>, data.source is"
+                f" {self.data.source}: remove them"
+            )
         total = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+        if total > self.staging.max_samples:
+            raise ValueError(
+                f"rollout.prompts_per_step x rollout.samples_per_prompt is {total} samples a step,"
+                f" staging.max_samples is {self.staging.max_samples}: lower the former, or raise"
+                " the limit if memory and store allow"
+            )
+        tokens = total * self.rollout.sampling.max_new_tokens
+        if tokens > self.staging.max_tokens:
+            raise ValueError(
+                f"{total} samples x rollout.sampling.max_new_tokens is {tokens} tokens a step,"
+                f" staging.max_tokens is {self.staging.max_tokens}: lower the former, or raise the"
+                " limit if memory and store allow"
+            )
+        distillation, teacher = self.distillation, self.teacher
+        if distillation is not None and distillation.mode != "student_sampled":
+            assert teacher is not None
+            cells = 2 * distillation.top_k
+            if teacher.max_logprob_cells < cells:
+                raise ValueError(
+                    f"teacher.max_logprob_cells is {teacher.max_logprob_cells}, one position with"
+                    f" distillation.top_k {distillation.top_k} may need {cells}: raise it"
+                )
         if self.train.mini_batches > total:
             raise ValueError(
                 f"train.mini_batches is {self.train.mini_batches} but a step has {total} samples:"
                 " use fewer mini-batches"
             )
         return self
+
+    def _judges_can_judge(self, genrm: GenRM) -> None:
+        if (genrm.prompt is None) != (genrm.verdict is None):
+            raise ValueError(
+                "genrm.prompt and genrm.verdict belong together: give both, or neither to use the"
+                " task's own"
+            )
+        if genrm.prompt is None:
+            if self.judged and self.data.source != "tiny.sort4":
+                raise ValueError(
+                    f"data.source {self.data.source} has no prompt for a judge: write genrm.prompt"
+                    " and genrm.verdict"
+                )
+        else:
+            places = set(re.findall(r"\{(\w+)\}", genrm.prompt))
+            if unknown := sorted(places - set(JUDGE_PLACES)):
+                raise ValueError(
+                    f"genrm.prompt has {{{unknown[0]}}}: it may show"
+                    f" {', '.join(f'{{{place}}}' for place in JUDGE_PLACES)}"
+                )
+            if "response" not in places:
+                raise ValueError("genrm.prompt must show the {response}")
+        pattern = genrm.verdict.pattern if genrm.verdict else None
+        if pattern is not None and self.reward.key not in re.compile(pattern).groupindex:
+            raise ValueError(
+                f"genrm.verdict.pattern has no group (?P<{self.reward.key}>...), which reward.key"
+                " names"
+            )
+        judges = {genrm.model_id, *(model.model_id for model in genrm.extra_models)}
+        weights = self.reward.combine.weights
+        if self.reward.combine.rule == "weighted" and set(weights) != judges:
+            raise ValueError(
+                f"reward.combine.weights has {', '.join(sorted(weights)) or 'nobody'}, the judges"
+                f" are {', '.join(sorted(judges))}"
+            )
 
     @property
     def judged(self) -> bool:
@@ -252,3 +430,10 @@ class Recipe(Section):
     def distilled(self) -> bool:
         """Whether the Teacher takes part."""
         return self.distillation is not None and self.distillation.coefficient > 0
+
+    @property
+    def student_top_k(self) -> int:
+        """Likeliest tokens of each position that the policy's engines have to name; 0: none."""
+        plan = self.distillation
+        wanted = plan is not None and plan.mode in ("student_topk", "union")
+        return plan.top_k if plan is not None and wanted and self.distilled else 0

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from relax_infer.samples.phase import Limits, run_phase
     from relax_infer.samples.sample import Sample, SampleGroup, from_table, to_table
     from relax_infer.samples.store import StagingStore
-    from relax_infer.samples.tasks import Problem, Task, UnparsableVerdict, load_task
+    from relax_infer.samples.tasks import Problem, Task, UnparsableVerdict, Unscored, load_task
 
 _HOME = {
     "Limits": "phase",
@@ -19,6 +19,7 @@ _HOME = {
     "StagingStore": "store",
     "Task": "tasks",
     "UnparsableVerdict": "tasks",
+    "Unscored": "tasks",
     "evaluate": "evaluation",
     "from_table": "sample",
     "generate": "generation",
@@ -35,6 +36,7 @@ __all__ = [
     "StagingStore",
     "Task",
     "UnparsableVerdict",
+    "Unscored",
     "evaluate",
     "from_table",
     "generate",

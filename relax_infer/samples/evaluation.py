@@ -59,13 +59,14 @@ async def evaluate(
                     f"evaluation of step {step}: answered with weights {version},"
                     f" not {weight_version}"
                 )
+            right = await asyncio.to_thread(task.check, problem.answer, ids, problem.metadata)
             return {
                 "group": group,
                 "sample": sample,
                 "prompt": problem.prompt,
                 "answer": problem.answer,
                 "response": task.decode(ids),
-                "right": task.check(problem.answer, ids),
+                "right": right,
                 "weight_version": version,
             }
 

@@ -25,8 +25,22 @@ Beat = Callable[[int, int], None]
 """Told (groups done, groups in all) as the phase goes on."""
 
 TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
+REFUSED_STATUSES = frozenset({400, 413, 422})
+"""It is this request that cannot be answered, for instance because it is too long."""
+BUSY_STATUSES = frozenset({429, 503})
+"""Nobody took the request: it may be asked again at once."""
+_PAUSE = 0.25
+"""Seconds before the first such time; doubled each time."""
 ROUTER_LOST_ENGINE = b"call_upstream_request_error"
 """sglang-router says 500 with this code when its connection to an engine broke."""
+
+
+class RefusedError(PermanentError):
+    """The engine will not answer this request; others it may."""
+
+
+class BusyError(TransientError):
+    """Nobody took the request."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +66,57 @@ class Asker:
         self.attempt = attempt
         self.requested = 0
 
-    def rid(self, group: int, sample: int) -> str:
-        return f"{self._prefix}g{group}/s{sample}/a{self.attempt}"
+    def rid(self, group: int, sample: int, part: str = "") -> str:
+        """``part`` tells several requests about one sample apart."""
+        return f"{self._prefix}g{group}/s{sample}/a{self.attempt}{f'/{part}' if part else ''}"
 
-    async def post(self, url: str, payload: dict[str, Any], group: int, sample: int) -> Any:
+    async def post(
+        self,
+        url: str,
+        payload: dict[str, Any],
+        group: int,
+        sample: int,
+        *,
+        part: str = "",
+        headers: dict[str, str] | None = None,
+        retries: int = 0,
+    ) -> Any:
         """The JSON answer to one request.
+
+        Where nobody took it (429, 503) it is sent up to ``retries`` times more, under further
+        request ids. Any other failure may have left a request in flight, and is not repeated.
 
         Raises:
             TransientError: no connection, no answer in time, or a status that says later.
+            RefusedError: the engine will not answer this request.
             PermanentError: another status, or an answer that is not JSON.
         """
-        rid = self.rid(group, sample)
+        for again in range(retries + 1):
+            word = "/".join(filter(None, (part, f"r{again}" if again else "")))
+            try:
+                return await self._post(url, payload, group, sample, word, headers)
+            except BusyError:
+                if again == retries:
+                    raise
+                await asyncio.sleep(_PAUSE * 2**again)
+        raise AssertionError("unreachable")
+
+    async def _post(
+        self,
+        url: str,
+        payload: dict[str, Any],
+        group: int,
+        sample: int,
+        part: str,
+        headers: dict[str, str] | None,
+    ) -> Any:
+        rid = self.rid(group, sample, part)
         where = f"group {group} sample {sample} ({rid} to {url})"
         async with self._slots:
             self.requested += 1
             try:
                 async with self._session.post(
-                    url, json={**payload, "rid": rid}, timeout=self._timeout
+                    url, json={**payload, "rid": rid}, timeout=self._timeout, headers=headers
                 ) as response:
                     body = await response.read()
                     if response.status != 200:
@@ -162,6 +210,10 @@ def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
 
 def _refusal(where: str, status: int, body: bytes) -> Exception:
     text = f"{where}: status {status}: {body[:300].decode(errors='replace')}"
+    if status in REFUSED_STATUSES:
+        return RefusedError(text)
+    if status in BUSY_STATUSES:
+        return BusyError(text)
     no_connection = status == 500 and ROUTER_LOST_ENGINE in body
     transient = status in TRANSIENT_STATUSES or no_connection
     return TransientError(text) if transient else PermanentError(text)

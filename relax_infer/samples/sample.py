@@ -32,6 +32,20 @@ SCHEMA = pa.schema(
 )
 """A score that is not there is null, never a number."""
 
+_TOP_IDS, _TOP_LOG_PROBS = pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.float32()))
+
+TOP_K_SCHEMA = pa.schema(
+    [
+        ("student_topk_token_ids", _TOP_IDS),
+        ("student_topk_log_probs", _TOP_LOG_PROBS),
+        ("opd_topk_token_ids", _TOP_IDS),
+        ("opd_topk_teacher_log_probs", _TOP_LOG_PROBS),
+        ("opd_topk_student_log_probs", _TOP_LOG_PROBS),
+        ("opd_topk_ksz", pa.list_(pa.int32())),
+    ]
+)
+"""Columns of distillation over several tokens a position; only files of such runs have them."""
+
 IDENTITY = ("run", "step", "group", "sample")
 """What tells two samples apart; it travels with every channel."""
 
@@ -72,12 +86,24 @@ class Sample(BaseModel):
     teacher_log_probs: tuple[float, ...] | None = None
     """R natural log-probs of the sampled tokens under the Teacher."""
     metadata: str = "{}"
-    """JSON."""
+    """JSON: what the task needs to grade the response."""
+    student_topk_token_ids: tuple[tuple[int, ...], ...] | None = None
+    """R rows of the policy's K likeliest tokens, as it sampled."""
+    student_topk_log_probs: tuple[tuple[float, ...], ...] | None = None
+    """R rows of their natural log-probs."""
+    opd_topk_token_ids: tuple[tuple[int, ...], ...] | None = None
+    """R rows of the tokens to distil over."""
+    opd_topk_teacher_log_probs: tuple[tuple[float, ...], ...] | None = None
+    """R rows of their natural log-probs under the Teacher."""
+    opd_topk_student_log_probs: tuple[tuple[float, ...], ...] | None = None
+    """R rows of those of the policy, where they are known of every token."""
+    opd_topk_ksz: tuple[int, ...] | None = None
+    """R row lengths, where rows differ (the union of both models' tokens)."""
 
     @model_validator(mode="after")
     def _channels_are_aligned(self) -> Self:
         tokens = len(self.response_ids)
-        for name in ("rollout_log_probs", "loss_mask", "teacher_log_probs"):
+        for name in ("rollout_log_probs", "loss_mask", "teacher_log_probs", *TOP_K_SCHEMA.names):
             channel: Sequence[Any] | None = getattr(self, name)
             if channel is not None and len(channel) != tokens:
                 raise ValueError(
@@ -108,7 +134,9 @@ class SampleGroup(BaseModel):
 
 def to_table(samples: Sequence[Sample]) -> pa.Table:
     """Samples as rows, in the order given."""
-    return pa.Table.from_pylist([s.model_dump() for s in samples], schema=SCHEMA)
+    rows = [s.model_dump() for s in samples]
+    more = [f for f in TOP_K_SCHEMA if any(row[f.name] is not None for row in rows)]
+    return pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMA, *more]))
 
 
 def from_table(table: pa.Table) -> list[Sample]:

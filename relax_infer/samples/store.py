@@ -1,10 +1,11 @@
 """The staging store of a run: immutable files on an fsspec URL, each with its digest."""
 
 import hashlib
-import io
 import json
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -48,17 +49,26 @@ class StagingStore:
         digest = hashlib.sha256(content).hexdigest()
         path = f"{self._root}/{name}"
         if not replace and self._filesystem.exists(path):
-            if hashlib.sha256(self._filesystem.cat_file(path)).hexdigest() == digest:
-                return digest
-            raise PermanentError(
-                f"{self.url(name)} exists with other content: staged files are never changed"
-            )
-        self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-        beside = f"{path}.{uuid.uuid4().hex}.tmp"
-        with self._filesystem.open(beside, "wb") as file:
+            self._same_or_refuse(name, digest)
+            return digest
+        with self._beside(path) as (beside, file):
             file.write(content)
         self._filesystem.mv(beside, path)
         return digest
+
+    @contextmanager
+    def _beside(self, path: str) -> Iterator[tuple[str, Any]]:
+        self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+        beside = f"{path}.{uuid.uuid4().hex}.tmp"
+        with self._filesystem.open(beside, "wb") as file:
+            yield beside, file
+
+    def _same_or_refuse(self, name: str, digest: str) -> None:
+        there = hashlib.sha256(self._filesystem.cat_file(f"{self._root}/{name}")).hexdigest()
+        if there != digest:
+            raise PermanentError(
+                f"{self.url(name)} exists with other content: staged files are never changed"
+            )
 
     def write_json(self, name: str, value: Any, *, replace: bool = False) -> StagedRef:
         content = json.dumps(value, indent=1, sort_keys=True, default=str).encode()
@@ -75,8 +85,22 @@ class StagingStore:
     # --- tables
 
     def write_table(self, name: str, table: pa.Table) -> StagedRef:
-        """One Arrow IPC file."""
-        digest = self.write_bytes(name, _to_ipc(table))
+        """One Arrow IPC file, hashed as it is written: the table is not in memory twice.
+
+        Raises:
+            PermanentError: the file is there with other content.
+        """
+        path = f"{self._root}/{name}"
+        with self._beside(path) as (beside, file):
+            hashed = _Hashed(file)
+            with pa.ipc.new_file(pa.PythonFile(hashed, "w"), table.schema) as writer:
+                writer.write_table(table)
+        digest = hashed.digest
+        if self._filesystem.exists(path):
+            self._filesystem.rm_file(beside)
+            self._same_or_refuse(name, digest)
+        else:
+            self._filesystem.mv(beside, path)
         return StagedRef(uri=self.url(name), sha256=digest, rows=table.num_rows)
 
     def read_table(self, ref: StagedRef) -> pa.Table:
@@ -86,10 +110,26 @@ class StagingStore:
             PermanentError: the content or the number of rows is another.
             TransientError: the store does not answer.
         """
-        table = pa.ipc.open_file(io.BytesIO(self._checked(ref))).read_all()
+        table = pa.ipc.open_file(pa.BufferReader(self._checked(ref))).read_all()
         if table.num_rows != ref.rows:
             raise PermanentError(f"{ref.uri} has {table.num_rows} rows, {ref.rows} were staged")
         return table
+
+    def peek(self, name: str) -> pa.Table:
+        """The table of that name, for people: nothing says that it is the one it should be."""
+        content = self._filesystem.cat_file(f"{self._root}/{name}")
+        return pa.ipc.open_file(pa.BufferReader(content)).read_all()
+
+    def steps(self) -> list[int]:
+        """Numbers of the steps that have files."""
+        folder = f"{self._root}/steps"
+        if not self._filesystem.exists(folder):
+            return []
+        names = (
+            str(path).rstrip("/").rpartition("/")[2]
+            for path in self._filesystem.ls(folder, detail=False)
+        )
+        return sorted(int(name) for name in names if name.isdecimal())
 
     # --- phases
 
@@ -135,16 +175,11 @@ class StagingStore:
         done = layout.phase_file(step, phase)
         if self.exists(done):
             content = self._filesystem.cat_file(f"{self._root}/{done}")
-            rows = pa.ipc.open_file(io.BytesIO(content)).read_all().num_rows
+            rows = pa.ipc.open_file(pa.BufferReader(content)).read_all().num_rows
             digest = hashlib.sha256(content).hexdigest()
             return StagedRef(uri=self.url(done), sha256=digest, rows=rows)
         names = self.shards(step, phase).values()
-        tables = [
-            pa.ipc.open_file(
-                io.BytesIO(self._filesystem.cat_file(f"{self._root}/{name}"))
-            ).read_all()
-            for name in names
-        ]
+        tables = [self.peek(name) for name in names]
         if not tables:
             raise PermanentError(f"step {step}: phase {phase} has no shard to compact")
         table = pa.concat_tables(tables).sort_by([("group", "ascending"), ("sample", "ascending")])
@@ -166,8 +201,24 @@ class StagingStore:
         return content
 
 
-def _to_ipc(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
+class _Hashed:
+    """A file to write to, and the SHA-256 of what was written."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    def write(self, piece: bytes) -> int:
+        self._sha256.update(piece)
+        return int(self._file.write(piece))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """The store closes the file."""
+
+    @property
+    def digest(self) -> str:
+        return self._sha256.hexdigest()

@@ -4,11 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from relax_infer.config.recipe import Data
+from relax_infer.config.recipe import Recipe
 
 
-class UnparsableVerdict(ValueError):
-    """The judge answered something that is no verdict: a score that could not be had."""
+class Unscored(ValueError):
+    """A score that could not be had; its text says why and stands beside the empty score.
+
+    What comes before the first colon is the kind: groups that are dropped are counted by it.
+    """
+
+
+class UnparsableVerdict(Unscored):
+    """The judge answered something that is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,8 @@ class Problem:
     prompt: str
     prompt_ids: tuple[int, ...]
     answer: str
+    metadata: str = "{}"
+    """JSON: what the task needs to grade an answer to it later."""
 
 
 class Task(Protocol):
@@ -39,14 +48,27 @@ class Task(Protocol):
         """The first ``n`` problems that are never trained on."""
         ...
 
-    def check(self, answer: str, response_ids: Sequence[int]) -> bool:
-        """Whether a response is exactly right, its end included."""
+    def grade(self, answer: str, response_ids: Sequence[int], metadata: str = "{}") -> float:
+        """What a response is worth by the task's own rule, 1.0 for a right one.
+
+        Raises:
+            Unscored: that cannot be said.
+        """
+        ...
+
+    def check(self, answer: str, response_ids: Sequence[int], metadata: str = "{}") -> bool:
+        """Whether a response is known to be right. For accuracies, not for rewards: also False
+        where :meth:`grade` cannot say."""
         ...
 
     def judge_prompt(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int]
     ) -> list[int] | None:
-        """What a GenRM is shown; None for a response without an end."""
+        """What a GenRM is shown; None for a response without an end.
+
+        Raises:
+            PermanentError: the task has no such prompt; the recipe must have one.
+        """
         ...
 
     def verdict(self, output_ids: Sequence[int]) -> float:
@@ -58,8 +80,13 @@ class Task(Protocol):
         ...
 
 
-def load_task(data: Data) -> Task:
-    """The recipe's task."""
+def load_task(recipe: Recipe) -> Task:
+    """The recipe's task; prompts are made with the tokenizer of its policy."""
+    source, _, dataset = recipe.data.source.partition(".")
+    if source == "reasoning_gym":
+        from relax_infer.samples.gym_task import ReasoningGymTask
+
+        return ReasoningGymTask(dataset, recipe.data, recipe.rollout.model)
     from relax_infer.tiny.task import Sort4Task
 
-    return Sort4Task(data.held_out)
+    return Sort4Task(recipe.data.held_out)

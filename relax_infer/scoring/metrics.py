@@ -24,7 +24,7 @@ def batch_metrics(
     log-prob: a one-sample estimate of the reverse KL from the policy to the Teacher."""
     samples = from_table(table)
     rewards = [sample.reward for sample in samples if sample.reward is not None]
-    exact = [task.check(sample.answer, sample.response_ids) for sample in samples]
+    exact = [task.check(s.answer, s.response_ids, s.metadata) for s in samples]
     return BatchMetrics(
         samples=len(samples),
         groups=len({sample.group for sample in samples}),

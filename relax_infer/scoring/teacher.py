@@ -1,15 +1,18 @@
-"""Teaching: the Teacher's log-probs of the tokens that the policy sampled.
+"""Teaching: the Teacher's log-probs along the responses that the policy sampled.
 
-On-policy distillation in the mode *student sampled* (spec of the teacher protocol: one prefill per
-sample with ``max_new_tokens`` 0). Temperature does not enter: SGLang gives untempered input
-log-probs, so the policy must sample at temperature 1 for the two to be comparable.
+On-policy distillation, in four token modes (contract of the teacher protocol; DESIGN on stock
+SGLang): of the sampled token, and beside it of the policy's K likeliest tokens, of the Teacher's
+own, or of both. Temperature does not enter: SGLang gives untempered input log-probs, so the recipe
+makes the policy sample at temperature 1, where the two can be compared. A Teacher that fails
+leaves no row; nothing is filled with zeros (pain 14).
 """
 
+import json
 from typing import Any
 
 import pyarrow as pa
 
-from relax_infer.config.recipe import Recipe
+from relax_infer.config.recipe import Distillation, Recipe, Teacher
 from relax_infer.contracts.batch import PhaseResult
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import StagedRef
@@ -18,8 +21,19 @@ from relax_infer.samples.phase import Asker, Beat, Limits, Settle, run_phase, to
 from relax_infer.samples.sample import Sample
 from relax_infer.samples.store import StagingStore
 from relax_infer.samples.tasks import Task
-from relax_infer.scoring.channels import TAUGHT
+from relax_infer.scoring.channels import taught_schema
 from relax_infer.scoring.grouping import groups_of
+from relax_infer.scoring.prefills import (
+    Piece,
+    log_probs_at,
+    own_log_probs,
+    pieces,
+    prefill,
+    sampled_log_probs,
+)
+
+AFFINITY = "X-SMG-Routing-Key"
+Columns = dict[str, list[Any]]
 
 
 async def score_with_teacher(
@@ -34,36 +48,46 @@ async def score_with_teacher(
     source: StagedRef,
     gateway_url: str,
 ) -> PhaseResult:
-    """R log-probs per sample, through the gateway.
+    """The channels of ``distillation.mode`` for each sample, through the gateway.
+
+    The samples of a group go to one replica, whose cache holds their prompt.
 
     Raises:
         TransientError: the gateway or the Teacher did not answer.
-        PermanentError: the Teacher's log-probs are not of exactly the sampled tokens.
+        PermanentError: the Teacher's log-probs are not of exactly the tokens that were asked for;
+            names sample and field.
     """
     teacher = recipe.teacher
     if teacher is None:
         raise PermanentError("there is no teacher section in the recipe to be taught by")
-    groups = await groups_of(store, source)
+    plan = recipe.distillation or Distillation()
+    schema = taught_schema(plan.mode)
+    groups = await groups_of(store, source, recipe)
     url = f"{gateway_url.rstrip('/')}/teacher/generate"
 
     async def teach(asker: Asker, sample: Sample) -> dict[str, Any]:
-        log_probs: list[float] = []
-        if sample.response_ids:
+        asked = _Lesson(sample, plan, teacher, task.vocab_size)
+        headers = {AFFINITY: json.dumps([teacher.model_id, sample.group])}
+
+        async def ask(number: int, piece: Piece) -> Columns:
             answer = await asker.post(
-                url, _prefill(sample, teacher.model_id), sample.group, sample.sample
+                url,
+                prefill(sample, teacher.model_id, piece, asked.own),
+                sample.group,
+                sample.sample,
+                part=f"p{number}" if len(asked.pieces) > 1 else "",
+                headers=headers,
             )
-            log_probs = input_log_probs(answer, sample, task.vocab_size)
-        return {
-            "run": sample.run,
-            "step": sample.step,
-            "group": sample.group,
-            "sample": sample.sample,
-            "teacher_log_probs": log_probs,
-        }
+            return asked.read(answer, piece)
+
+        parts = await together(ask(number, piece) for number, piece in enumerate(asked.pieces))
+        identity = {name: getattr(sample, name) for name in ("run", "step", "group", "sample")}
+        channels = [name for name in schema.names if name not in identity]
+        return identity | {name: [r for part in parts for r in part[name]] for name in channels}
 
     async def group_of(asker: Asker, group: int) -> pa.Table:
         rows = await together(teach(asker, sample) for sample in groups[group])
-        return pa.Table.from_pylist(rows, schema=TAUGHT)
+        return pa.Table.from_pylist(rows, schema=schema)
 
     limits = Limits(teacher.max_concurrency, teacher.request_timeout)
     return await run_phase(
@@ -71,33 +95,47 @@ async def score_with_teacher(
     )
 
 
-def _prefill(sample: Sample, model: str) -> dict[str, Any]:
-    return {
-        "model": model,
-        "input_ids": [*sample.prompt_ids, *sample.response_ids],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
-        "return_logprob": True,
-        "logprob_start_len": max(len(sample.prompt_ids) - 1, 0),
-    }
+class _Lesson:
+    """What is asked about one sample. An empty response is asked nothing: its channels are empty,
+    not missing."""
 
-
-def input_log_probs(answer: Any, sample: Sample, vocab_size: int) -> list[float]:
-    """The R log-probs in a prefill's answer; its first entry is the last prompt token's.
-
-    SGLang names the vocabulary's last token 0 in this list (it clips the padding values of image
-    tokens so); the log-prob beside it is the token's own.
-    """
-    try:
-        rows = answer["meta_info"]["input_token_logprobs"]
-        tokens = [int(row[1]) for row in rows]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise PermanentError(f"{sample.name}: the Teacher's answer lacks {error}") from error
-    expected = len(sample.response_ids) + 1
-    if len(rows) != expected:
-        raise PermanentError(
-            f"{sample.name}: the Teacher gave {len(rows)} log-probs, {expected} were due"
+    def __init__(
+        self, sample: Sample, plan: Distillation, teacher: Teacher, vocab_size: int
+    ) -> None:
+        self._sample, self._vocab_size, self._top_k = sample, vocab_size, plan.top_k
+        self.own = plan.top_k if plan.mode in ("teacher_topk", "union") else 0
+        self._wanted: tuple[tuple[int, ...], ...] | None = None
+        if plan.mode in ("student_topk", "union"):
+            self._wanted = _student_ids(sample, plan.top_k)
+        tokens = len(sample.response_ids)
+        self.pieces = (
+            pieces(tokens, self._wanted, self.own, teacher.max_logprob_cells) if tokens else []
         )
-    named = [0 if token >= vocab_size - 1 else token for token in sample.response_ids]
-    if tokens[1:] != named:
-        raise PermanentError(f"{sample.name}: the Teacher's log-probs are of other tokens")
-    return [float(row[0]) for row in rows[1:]]
+
+    def read(self, answer: Any, piece: Piece) -> Columns:
+        """Every channel of the piece, one entry for each of its tokens."""
+        sample = self._sample
+        found: Columns = {
+            "teacher_log_probs": sampled_log_probs(answer, sample, piece, self._vocab_size)
+        }
+        if self._wanted is not None:
+            found["teacher_at_student_topk_log_probs"] = log_probs_at(
+                answer, sample, piece, self._wanted
+            )
+        if self.own:
+            rows = own_log_probs(answer, sample, piece, self._top_k)
+            found["teacher_topk_token_ids"] = [ids for ids, _ in rows]
+            found["teacher_topk_log_probs"] = [log_probs for _, log_probs in rows]
+        return found
+
+
+def _student_ids(sample: Sample, top_k: int) -> tuple[tuple[int, ...], ...]:
+    rows = sample.student_topk_token_ids
+    if rows is None:
+        raise PermanentError(
+            f"{sample.name}: student_topk_token_ids is missing: the samples were generated in"
+            " another distillation.mode"
+        )
+    if any(len(set(row)) != top_k or len(row) != top_k for row in rows):
+        raise PermanentError(f"{sample.name}: student_topk_token_ids has a row not of {top_k}")
+    return rows

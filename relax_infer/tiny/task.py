@@ -61,7 +61,10 @@ class Sort4Task:
             raise PermanentError(f"{n} held-out problems were asked for, {len(self._held)} kept")
         return list(self._held[:n])
 
-    def check(self, answer: str, response_ids: Sequence[int]) -> bool:
+    def grade(self, answer: str, response_ids: Sequence[int], metadata: str = "{}") -> float:
+        return float(self.check(answer, response_ids))
+
+    def check(self, answer: str, response_ids: Sequence[int], metadata: str = "{}") -> bool:
         return list(response_ids) == [*encode(answer), EOS]
 
     def judge_prompt(

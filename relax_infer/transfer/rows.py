@@ -13,6 +13,11 @@ Pure: numpy and pyarrow. The columns:
 ``reward``            float64             absent where nothing is rewarded
 ``teacher_log_probs`` float32, ragged     the Teacher's log-probs; absent without a Teacher
 ====================  ==================  ==========================================================
+
+With distillation over several tokens a position, rows of one token one after another and not
+padded: ``opd_topk_token_ids`` int64, ``opd_topk_teacher_log_probs`` and, where it is known of every
+token, ``opd_topk_student_log_probs`` float32. Rows have K entries, or as many as ``opd_topk_ksz``
+(int64, one for each token) says, where that is a column.
 """
 
 import hashlib
@@ -33,9 +38,14 @@ RAGGED = {
     "rollout_log_probs": "float32",
     "loss_mask": "int8",
     "teacher_log_probs": "float32",
+    "opd_topk_token_ids": "int64",
+    "opd_topk_teacher_log_probs": "float32",
+    "opd_topk_student_log_probs": "float32",
+    "opd_topk_ksz": "int64",
 }
-OPTIONAL = frozenset({"reward", "teacher_log_probs"})
-_PER_TOKEN = ("rollout_log_probs", "loss_mask", "teacher_log_probs")
+_NESTED = tuple(name for name in RAGGED if name.startswith("opd_topk_") and name[-3:] != "ksz")
+OPTIONAL = frozenset({"reward", "teacher_log_probs", "opd_topk_ksz", *_NESTED})
+_PER_TOKEN = ("rollout_log_probs", "loss_mask", "teacher_log_probs", "opd_topk_ksz")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -135,6 +145,11 @@ def _scalar(column: Any, name: str) -> Array:
 def _ragged(column: Any, name: str) -> Ragged:
     lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     values = column.flatten()
+    if name in _NESTED:
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        widths = values.value_lengths().to_numpy(zero_copy_only=False)
+        lengths = np.bincount(owner, weights=widths, minlength=len(lengths)).astype(np.int64)
+        values = values.flatten()
     if values.null_count:
         raise PermanentError(f"Column {name} of the scored table holds nulls inside its lists.")
     return Ragged(values.cast(RAGGED[name]).to_numpy(zero_copy_only=False), lengths)

@@ -61,7 +61,7 @@ def phase(
     return {
         "store": store,
         "step": 1,
-        "task": load_task(recipe.data),
+        "task": load_task(recipe),
         "recipe": recipe,
         "weight_version": 3,
         "settle": settled,

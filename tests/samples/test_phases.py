@@ -174,6 +174,22 @@ async def test_log_probs_of_other_tokens_are_refused(phase: dict[str, Any], upst
         await generate(**phase, router_url=upstream.url)
 
 
+@pytest.mark.parametrize("odd", [None, "-0.5", True, float("nan"), float("-inf")])
+async def test_what_is_no_log_prob_is_refused_with_sample_and_field(
+    phase: dict[str, Any], upstream: Upstream, odd: Any
+):
+    def broken(payload: dict[str, Any]) -> dict[str, Any]:
+        answer = upstream._good(payload)
+        if "/g1/s0/" in payload["rid"]:
+            answer["meta_info"]["output_token_logprobs"][0][0] = odd
+        return answer
+
+    upstream.fault = broken
+    with pytest.raises(PermanentError, match="step 1 group 1 sample 0: rollout_log_probs has"):
+        await generate(**phase, router_url=upstream.url)
+    assert 1 not in phase["store"].shards(1, "generated")
+
+
 async def test_an_answer_without_its_parts_is_refused(phase: dict[str, Any], upstream: Upstream):
     upstream.fault = lambda p: {"text": "x"}
     with pytest.raises(PermanentError, match="lacks"):

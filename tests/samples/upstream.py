@@ -20,6 +20,7 @@ class Upstream:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.payloads: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.fault: Callable[[dict[str, Any]], web.Response | dict[str, Any] | None] = (
             lambda payload: None
         )
@@ -41,6 +42,7 @@ class Upstream:
         payload = await request.json()
         self.asked.append(payload["rid"])
         self.payloads.append(payload)
+        self.headers.append(dict(request.headers))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         async with self._changed:
