@@ -210,7 +210,8 @@ def _replica(engine: Engine, host: _Host) -> Any:
     head.process = host.process if engine.holder else None
     replica: Any = object.__new__(EngineReplica)
     replica.spec, replica.replica, replica.files, replica.closed = SPEC, 0, host, host
-    replica.nodes, replica.resident = ReplicaNodes(head), _resident(engine, host)
+    replica.head, replica.nodes = head, ReplicaNodes(head)
+    replica.resident = _resident(engine, host)
     replica.error = "it failed" if engine.error else None
     replica.pulse = SimpleNamespace(begin=lambda: None, silence=_no_silence)
     replica.reports, replica.state = ReplicaReports(replica), engine.state

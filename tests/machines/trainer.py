@@ -84,7 +84,7 @@ def _actor(engine: Engine, device: _Device) -> Any:
     policy.resident, policy.holds = "resident" in engine.resident, "holds" in engine.resident
     actor: Any = object.__new__(TrainerActor)
     actor._files, actor._policy, actor._holder = device, policy, "trainer/rank-0"
-    actor._earlier = None
+    actor._earlier = actor._bound = None
     if engine.holder:
         actor._earlier = SimpleNamespace(resident_under=device.resident_under)
     actor._fence = FenceMemory(device.kept.seen, ended=device.kept.ended)

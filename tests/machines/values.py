@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from relax_infer.contracts.engines import (
+    BundleBinding,
     EngineGroupSpec,
     ReplicaReport,
 )
@@ -182,7 +183,7 @@ SPEC = EngineGroupSpec(
     offload="memory_saver",
     ray_gpu_fraction=0.1,
     placement_group="pg",
-    bundles=(),
+    bundles=(BundleBinding(bundle=0, node_id="n", node_ip="127.0.0.1", gpu_id=0),),
     device="cpu",
     store="memory://",
 )
