@@ -60,8 +60,9 @@ class EngineNode:
     def check_place(self, *, loads: bool = False) -> None:
         """This process is where the node's GPUs were bound; raises as
         :func:`relax_infer.engines.place.check_place` does."""
-        bound = self.spec.node_bundles(self.replica, self.node)[0]
-        check_place(self.name, bound, loads=loads)
+        bound = self.spec.node_bundles(self.replica, self.node)
+        if bound:
+            check_place(self.name, bound[0], loads=loads)
 
     async def start(self, launch: Launch) -> None:
         """Start its server; it does not answer yet.

@@ -1,5 +1,6 @@
 """A replica of several nodes: real processes, two nodes on one host, no Ray and no SGLang."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -317,6 +318,8 @@ async def test_a_person_s_word_stands_for_a_node_that_cannot_be_asked_not_for_on
     with pytest.raises(PermanentError, match="live on this host"):
         await replica.forget(two.operation())
     os.kill(head, signal.SIGKILL)
+    while living([head]):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
     with pytest.raises(PermanentError, match=f"node 1 is not gone: processes {follower} "):
         await replica.forget(two.operation())
     two.follower.cut = UnconfirmedError("its host is gone")
