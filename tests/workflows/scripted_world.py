@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from temporalio import activity
@@ -276,7 +277,10 @@ class ScriptedWorld:
         self.log.append((role, name))
         if fault == "hold":
             self.held.set()
-            await self.go_on.wait()
+            while not self.go_on.is_set():
+                activity.heartbeat()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.go_on.wait(), 1.0)
         if fault == "kill_engine":
             self.engines.engines[role, 0].die()
         if fault in ("hold", "kill_engine") and not self.engines.answers(
