@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from relax_infer.contracts.run import ResolveRun
@@ -139,8 +139,9 @@ async def test_a_node_that_never_comes_back_is_left_out_on_a_person_s_word(clust
     seen = await status(handle)
     assert seen is not None
     assert "resolve" in seen.doing
-    with pytest.raises(Exception, match="confirm"):
+    with pytest.raises(WorkflowUpdateFailedError) as refused:
         await handle.execute_update("resolve", ResolveRun(who="ada", why="it burned"))
+    assert "confirm_released" in str(refused.value.cause)
     word = ResolveRun(who="ada", why="it burned", confirm_released=True)
     await handle.execute_update("resolve", word)
     TABLE.append(
