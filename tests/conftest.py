@@ -6,7 +6,7 @@ import sys
 
 # Their plugins import these only when a session ends. After workflows ran in the process, Python
 # 3.11 may refuse to compile anything that deep in the stack ("recursion depth mismatch").
-import hypothesis.internal.observability
+import hypothesis.internal.observability  # noqa: F401
 import pytest
 import schemathesis.reporting.html.writer  # noqa: F401
 
