@@ -4,11 +4,7 @@ import os
 import signal
 import sys
 
-# Their plugins import these only when a session ends. After workflows ran in the process, Python
-# 3.11 may refuse to compile anything that deep in the stack ("recursion depth mismatch").
-import hypothesis.internal.observability  # noqa: F401
 import pytest
-import schemathesis.reporting.html.writer  # noqa: F401
 
 # A shell that starts pytest in the background has it ignore Ctrl-C, and whatever it starts too;
 # tests that interrupt a program need it to be heard.
