@@ -20,10 +20,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Threads of the Temporal SDK can crash an interpreter that is being taken down, after every
-    test has passed and every fixture has ended; so it is not taken down."""
+    """Threads of native libraries (the Temporal SDK's, Ray's, Arrow's) can crash an interpreter
+    that is being taken down, after every test has passed and every fixture has ended; so it is
+    not taken down."""
     status = config.stash.get(_STATUS, None)
-    if status is not None and "temporalio.bridge.runtime" in sys.modules:
+    if status is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
