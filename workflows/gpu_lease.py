@@ -1,5 +1,6 @@
 """GpuLease: who may use a pool of GPUs. One per pool of a run; it outlives every step."""
 
+import asyncio
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, get_args
@@ -346,14 +347,22 @@ class GpuLease:
     async def _wait_until_known(self, role: str) -> None:
         """Reserve the pool until a probe or a person says where the role stands."""
         self._show()
-        deadline = workflow.time() + self._start.reconcile_timeout
+        # A timer, not a clock: after a workflow task that timed out the clock shows the time of an
+        # earlier one, and another in replay.
+        patience = asyncio.create_task(workflow.sleep(self._start.reconcile_timeout))
+        try:
+            await self._probe_until_known(role, patience)
+        finally:
+            patience.cancel()
+
+    async def _probe_until_known(self, role: str, patience: "asyncio.Task[None]") -> None:
         pause, told = 0.5, False
         while role in self._book.blocked:
             self._hints.discard(role)
             await self._reconcile_once(role)
             if role not in self._book.blocked:
                 break
-            if not told and workflow.time() >= deadline:
+            if not told and patience.done():
                 await self._tell_run("lease_blocked")
                 told = True
             # A person may take days: probes of our own end then, and the role says when to look.

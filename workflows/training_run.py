@@ -254,7 +254,6 @@ class TrainingRun:
         self._show(f"step {step} of {self._target}")
         last = step == self._target
         every = plan.evaluation_every
-        began = workflow.time()
         try:
             result: StepResult = await workflow.execute_child_workflow(
                 "TrainingStep",
@@ -277,7 +276,7 @@ class TrainingRun:
         self._steps_here += 1
         self._attempt = 1
         self._step, self._weights = step, result.weights
-        self._note(result, workflow.time() - began)
+        self._note(result)
 
     async def _wait_for_person(self, step: int, error: FailureError) -> None:
         """A step gave up; its files are kept. A person says: again, or stop."""
@@ -437,7 +436,7 @@ class TrainingRun:
             restarts=self._restarts,
         )
 
-    def _note(self, result: StepResult, seconds: float) -> None:
+    def _note(self, result: StepResult) -> None:
         batch, training, evaluation = result.batch, result.training, result.evaluation
         self._progress.append(
             RunProgress(
@@ -446,7 +445,7 @@ class TrainingRun:
                 accuracy=evaluation.accuracy if evaluation else None,
                 teacher_kl=batch.teacher_kl if batch else None,
                 loss=training.loss if training else None,
-                seconds=seconds,
+                seconds=result.seconds,
                 record=result.record,
             )
         )

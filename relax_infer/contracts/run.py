@@ -150,6 +150,11 @@ class StepResult(Message):
     phases: tuple[PhaseTime, ...] = ()
     record: StagedRef | None = None
 
+    @property
+    def seconds(self) -> float:
+        """From the first phase to the end of the last."""
+        return sum(phase.seconds for phase in self.phases)
+
 
 class StepStatus(Message):
     """Answer of TrainingStep's query ``status``."""
