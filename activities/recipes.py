@@ -21,9 +21,12 @@ from relax_infer.placement import (
     plan_inference_placement,
 )
 from relax_infer.placement.device import cluster_device
+from relax_infer.samples import StagingStore
 from relax_infer.scoring import require_usable
 from relax_infer.tiny.models import ensure_models
 from relax_infer.training import weights_digest
+
+OWNER = "owner.json"
 
 
 @activity.defn
@@ -42,9 +45,28 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
+    _claim(store, request)
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
     return _plan(run, recipe, placed, _models(recipe, home / "models"))
+
+
+def _claim(store: StagingStore, request: ResolveRequest) -> None:
+    """A run's id is used once: the files of an earlier run are never gone on with by accident.
+
+    Raises:
+        PermanentError: another execution has begun in this store under this id.
+    """
+    owner = store.read_json(OWNER)["execution"] if store.exists(OWNER) else None
+    if owner == request.execution:
+        return
+    if owner is not None or store.exists("recipe.json"):
+        raise PermanentError(
+            f"The id {request.run} was used by an earlier run: its files are in"
+            f" {store.url('').rstrip('/')}.",
+            cure="Choose another id for this run; the earlier one's files stay as they are.",
+        )
+    store.write_json(OWNER, {"execution": request.execution})
 
 
 def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:

@@ -223,7 +223,8 @@ class TrainingRun:
             try:
                 await self._bring_up()
             except FailureError as error:
-                await self._fail_to_start(error)
+                if await self._fail_to_start(error):
+                    return self.status()
                 raise fail(PERMANENT, self._error or "") from error
         while self._state is not RunState.STOPPING:
             await self._next_step()
@@ -313,7 +314,12 @@ class TrainingRun:
         """Recipe, GPUs, lease, roles, servers; then every role once under the lease, so that what
         cannot work is found before the first step."""
         self._plan = await RESOLVE_RECIPE(
-            ResolveRequest(run=self._id, start=self._start), summary="read the recipe"
+            ResolveRequest(
+                run=self._id,
+                start=self._start,
+                execution=workflow.info().first_execution_run_id,
+            ),
+            summary="read the recipe",
         )
         self._target = self._plan.steps
         self._weights = self._plan.initial_weights
@@ -389,15 +395,19 @@ class TrainingRun:
         await start_roles(plan, self._restarts)
         await self._try_every_role()
 
-    async def _fail_to_start(self, error: FailureError) -> None:
-        """Say why, take down what was brought up, end FAILED."""
+    async def _fail_to_start(self, error: FailureError) -> bool:
+        """Say why, take down what was brought up, end FAILED; or DONE, if it was stopped anyway."""
         self._error = text_of(error)
         self._show(f"cannot start: {self._error}; takes down what was brought up")
         if self._bound:
             await self._in_peace(self._take_down())
         elif self._plan is not None:  # no lease, role or server was begun: nobody could be asked
             await self._in_peace(RELEASE_PLACEMENT(self._plan.run, summary="placement group"))
+        if self._state is RunState.STOPPING:
+            self._move(RunEvent.RELEASE_PROVED, "was stopped before its first step")
+            return True
         self._move(RunEvent.GAVE_UP, f"could not start: {self._error}")
+        return False
 
     @staticmethod
     async def _in_peace(work: Awaitable[object]) -> None:

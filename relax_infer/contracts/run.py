@@ -120,6 +120,8 @@ class ResolveRequest(Message):
 
     run: str
     start: RunInput
+    execution: str = ""
+    """Temporal's id of the run's first execution: who may use the files of this run's id."""
 
 
 class WeightSyncInput(StartInput):

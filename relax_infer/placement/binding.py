@@ -169,7 +169,7 @@ async def _placed(
                 )
         if loop.time() > deadline:
             lacking = shortage(group.bundle_count, await asked(living_nodes))
-            raise TransientError(
+            raise PermanentError(
                 f"Ray could not place {name} in time, it is {state}:"
                 f" {lacking or 'there would be room by now.'}",
                 cure="Wait for those who hold the GPUs or end them (relax-infer stop); raise"

@@ -8,6 +8,7 @@ import pytest
 from activities import recipes
 from activities.recipes import resolve_recipe
 from relax_infer.config import RecipeError, load_recipe, require_runnable, shipped_recipes
+from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.run import ResolveRequest, RunInput
 from relax_infer.placement import plan_inference_placement
 
@@ -45,6 +46,26 @@ def test_each_field_that_runs_do_not_use_is_named(overrides: dict[str, Any], say
         require_runnable(load_recipe("quickstart", overrides))
     assert says in str(caught.value)
     require_runnable(load_recipe("quickstart"))
+
+
+async def test_an_id_is_used_by_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run started with ``temporal workflow start`` under the id of a finished one is refused; a
+    second attempt of the same run is not."""
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    own = {
+        "rollout__model": str(tmp_path),
+        "reward__source": "exact",
+        "distillation": None,
+        "cluster__device": "cpu",
+    }
+    first = request("quickstart", **own).model_copy(update={"execution": "first"})
+    assert await resolve_recipe(first) == await resolve_recipe(first)
+    later = request("quickstart", **own, steps=3).model_copy(update={"execution": "later"})
+    with pytest.raises(PermanentError, match="run-1 was used by an earlier run") as refused:
+        await resolve_recipe(later)
+    assert str(tmp_path / "store" / "run-1") in str(refused.value)
+    assert "Choose another id" in str(refused.value)
 
 
 async def test_a_run_reserves_the_computed_share(

@@ -62,7 +62,7 @@ async def test_a_group_that_was_removed_ends_the_wait(cluster: SimpleNamespace) 
 async def test_at_the_deadline_the_holders_are_named(cluster: SimpleNamespace) -> None:
     """pains 24."""
     cluster.nodes = [BUSY, node("2")]
-    with pytest.raises(TransientError, match=r"could not place relax-run\.pool in time") as late:
+    with pytest.raises(PermanentError, match=r"could not place relax-run\.pool in time") as late:
         await wait(0.0)
     assert "bundles 8 to 15 of 16" in str(late.value)
     assert "held by relax-other.pool" in str(late.value)

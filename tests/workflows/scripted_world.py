@@ -128,7 +128,7 @@ class ScriptedWorld:
         self.front = FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
         self.moves_front_at_push = 0
         self.held, self.go_on = asyncio.Event(), asyncio.Event()
-        """Fault ``hold``: the phase tells that it is at work, and waits."""
+        """Fault ``hold``: the activity tells that it is at work, and waits."""
 
     # --- faults
 
@@ -142,6 +142,13 @@ class ScriptedWorld:
         if fault == "flake":
             raise ApplicationError(f"{name} flaked", type="Transient", non_retryable=False)
         return fault
+
+    async def _hold(self) -> None:
+        self.held.set()
+        while not self.go_on.is_set():
+            activity.heartbeat()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.go_on.wait(), 1.0)
 
     @staticmethod
     def _after(fault: str, name: str) -> None:
@@ -167,7 +174,9 @@ class ScriptedWorld:
 
     @activity.defn
     async def bind_placement(self, request: RunPlan) -> Binding:
-        await self._fault("bind_placement")
+        if await self._fault("bind_placement") == "hold":
+            await self._hold()
+            await self._fault("bind_placement")
         rows = tuple(
             BundleBinding(bundle=k, node_id="n", node_ip="127.0.0.1", gpu_id=k) for k in range(2)
         )
@@ -276,11 +285,7 @@ class ScriptedWorld:
         fault = await self._fault(name)
         self.log.append((role, name))
         if fault == "hold":
-            self.held.set()
-            while not self.go_on.is_set():
-                activity.heartbeat()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.go_on.wait(), 1.0)
+            await self._hold()
         if fault == "kill_engine":
             self.engines.engines[role, 0].die()
         if fault in ("hold", "kill_engine") and not self.engines.answers(

@@ -5,6 +5,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowFailureError
 
 from relax_infer.contracts.engines import BundleBinding
+from relax_infer.machines import RunState
 from tests.workflows.scripted_world import ScriptedWorld, plan
 from tests.workflows.test_training_run import Working, start
 from workflows._visible import placement_rows
@@ -40,6 +41,22 @@ async def test_a_placement_that_is_refused_leaves_nothing_begun(working: Working
     assert "bind_placement refused" in str(failed.value.cause)
     assert world.calls["release_placement"] == 1
     assert {"ensure_front", "open_transfer_queue", "launch_engines"} & set(world.calls) == set()
+
+
+async def test_a_stop_while_gpus_are_bound_ends_the_run_done(working: Working):
+    """What cannot be brought up any more is no failure of a run that was to stop anyway."""
+    world = ScriptedWorld()
+    world.faults["bind_placement"] = ["hold", "refuse"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await world.held.wait()
+        await handle.execute_update("stop")
+        world.go_on.set()
+        status = await handle.result()
+    assert status.state is RunState.DONE
+    assert status.step == 0
+    assert world.calls["release_placement"] == 1
+    assert "launch_engines" not in world.calls
 
 
 async def test_current_details_say_who_has_which_gpus(working: Working):
