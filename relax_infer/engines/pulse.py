@@ -8,35 +8,54 @@ from relax_infer.engines.canary import PROMPT
 from relax_infer.engines.process import EngineProcess
 
 ASK_AFTER = 10.0
-"""Seconds of silence after which a scheduler with nothing to do is asked for a token."""
+"""Seconds of silence after which an engine is asked, and seconds that it then has to answer; half
+of its health timeout if that is less."""
 
 
 class Pulse:
     """How long an engine has said nothing. One per replica; it begins anew with each READY."""
 
-    def __init__(self) -> None:
-        self._since = time.monotonic()
+    def __init__(self, health_timeout: float) -> None:
+        self._ask_after = min(ASK_AFTER, health_timeout / 2)
+        self._sign = time.monotonic()
+        self._asked: float | None = None
+        """When it was first asked after its last sign."""
         self._asking: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """The engine has just shown that it computes."""
-        self._since = time.monotonic()
+        self._heard(time.monotonic())
 
     async def silence(self, engine: EngineProcess) -> float:
-        """Seconds since it last gave a sign, as of now.
+        """Seconds since it last gave a sign; at most ``ASK_AFTER`` as long as it may still answer.
 
-        A busy scheduler gives signs by itself; one that is idle is asked for a short prefill, whose
-        answer this does not wait for.
+        A busy scheduler gives signs by itself; one that is idle says nothing until it is asked, for
+        a short prefill whose answer this does not wait for. So the time in which nobody looked
+        never counts against it.
         """
         try:
-            scheduler = (await engine.control.status())["silent_for"]
+            quiet = (await engine.control.status())["silent_for"]
         except (UnconfirmedError, PermanentError):
-            return time.monotonic() - self._since
-        self._since = max(self._since, time.monotonic() - scheduler)
-        silent = time.monotonic() - self._since
-        if silent > ASK_AFTER and (self._asking is None or self._asking.done()):
+            answers = False
+        else:
+            answers = True
+            self._heard(time.monotonic() - quiet)
+        now = time.monotonic()
+        silent = now - self._sign
+        if answers and silent <= self._ask_after:
+            return silent
+        if self._asked is None:
+            self._asked = now
+        if answers and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._ask(engine))
-        return silent
+        patient = now - self._asked <= self._ask_after
+        return min(silent, self._ask_after) if patient else silent
+
+    def _heard(self, at: float) -> None:
+        if at > self._sign:
+            self._sign = at
+            if self._asked is not None and at >= self._asked:
+                self._asked = None
 
     async def _ask(self, engine: EngineProcess) -> None:
         try:
