@@ -3,9 +3,9 @@
 import pytest
 
 from tests.chaos.harm import TABLE
-from tests.e2e.conftest import client, ray, stack
+from tests.e2e.conftest import _nothing_runs_on, client, ray, stack
 
-__all__ = ["client", "ray", "stack"]
+__all__ = ["_nothing_runs_on", "client", "ray", "stack"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -12,6 +12,7 @@ import pytest_asyncio
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
+from tests.e2e.looking import end_what_was_started
 from workers.local import Stack, down, up
 
 
@@ -42,3 +43,11 @@ def ray(stack: Stack) -> Iterator[None]:
 async def client(stack: Stack) -> AsyncIterator[Client]:
     yield await Client.connect(stack.temporal_address, data_converter=pydantic_data_converter)
     await asyncio.sleep(0)
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
+async def _nothing_runs_on(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """A test that failed in the middle of its run must not keep the GPUs from those after it."""
+    yield
+    if isinstance(client := request.node.funcargs.get("client"), Client):
+        await end_what_was_started(client)

@@ -4,15 +4,21 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+)
 from temporalio.service import RPCError
 
 from relax_infer.contracts.lease import LeaseStatus
 from relax_infer.contracts.refs import RunRef
-from relax_infer.contracts.run import RunInput, RunStatus, StepRecord, StepStatus
+from relax_infer.contracts.run import ResolveRun, RunInput, RunStatus, StepRecord, StepStatus
 from relax_infer.engines import read_request_log
 from relax_infer.machines import RunState
 from relax_infer.samples import StagingStore
@@ -56,6 +62,29 @@ async def finish(handle: Handle, seconds: float = 420) -> RunStatus:
 
     await until(over, seconds, f"the end of {handle.id}")
     return await handle.result()
+
+
+async def end_what_was_started(client: Client, seconds: float = 240) -> None:
+    """Stop every run that is still open, and a person's word for one that waits for it."""
+    query = "WorkflowType = 'TrainingRun' AND ExecutionStatus = 'Running'"
+    for seen in [found async for found in client.list_workflows(query)]:
+        handle = client.get_workflow_handle(seen.id, result_type=RunStatus)
+        with suppress(RPCError, WorkflowFailureError, WorkflowUpdateFailedError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                now = await handle.query("status", result_type=RunStatus)
+                if now.state is RunState.BLOCKED:
+                    await handle.execute_update(
+                        "resolve",
+                        ResolveRun(
+                            who="tests",
+                            why="the test has ended",
+                            action="stop",
+                            confirm_released=True,
+                        ),
+                    )
+                else:
+                    await handle.execute_update("stop")
+                await handle.result()
 
 
 async def status(handle: Handle) -> RunStatus | None:
