@@ -1,4 +1,6 @@
-"""The placement group of a run."""
+"""The placement groups of a run."""
+
+from collections.abc import Mapping
 
 from temporalio import activity
 
@@ -8,7 +10,13 @@ from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import Binding, RunPlan
 from relax_infer.engines.orphans import need_free_devices
-from relax_infer.placement import bind_plan, plan_inference_placement, release_pools
+from relax_infer.placement import (
+    InferencePlacementPlan,
+    bind_plan,
+    model_placement,
+    plan_inference_placement,
+    release_pools,
+)
 
 
 @activity.defn
@@ -19,18 +27,32 @@ async def bind_placement(plan: RunPlan) -> Binding:
     recipe = recipe_of(plan.run)
     placed = plan_inference_placement(recipe)
     pools = await bind_plan(plan.run.run, placed, recipe.cluster.bind_timeout)
-    rows = pools[plan.trainer.placement_group]
     await need_free_devices(plan.run, [row for pool in pools.values() for row in pool])
-    groups = tuple(g.model_copy(update={"bundles": bundles_of(g, rows)}) for g in plan.groups)
-    trainer = plan.trainer.model_copy(update={"bundles": tuple(rows[: plan.trainer.ranks])})
+    groups = tuple(
+        g.model_copy(update={"bundles": bundles_of(g, _rows_of(g, placed, pools))})
+        for g in plan.groups
+    )
+    (trained,) = [t for t in placed.training if t.role == "trainer"]
+    rows = pools[trained.pool][trained.bundle_start : trained.bundle_stop]
+    trainer = plan.trainer.model_copy(update={"bundles": tuple(rows)})
     bound = plan.model_copy(update={"groups": groups, "trainer": trainer})
     return Binding(
         placement_group=plan.trainer.placement_group, plan=bound, placement=placed.to_dict()
     )
 
 
+def _rows_of(
+    group: EngineGroupSpec,
+    placed: InferencePlacementPlan,
+    pools: Mapping[str, list[BundleBinding]],
+) -> list[BundleBinding]:
+    placement = model_placement(placed, group.role, group.model)
+    assert placement is not None
+    return pools[placement.pool][placement.bundle_start : placement.bundle_stop]
+
+
 def bundles_of(group: EngineGroupSpec, rows: list[BundleBinding]) -> tuple[BundleBinding, ...]:
-    """In defer every role begins at the first bundle.
+    """Of the rows where the plan has the group, those that its replicas use.
 
     Raises:
         PermanentError: Ray gave a replica GPUs on other nodes than its parts are meant for.

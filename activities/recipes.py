@@ -15,12 +15,12 @@ from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.contracts.run import ResolveRequest, RunPlan
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.placement import (
-    POOL,
     InferencePlacementPlan,
     model_placement,
     plan_inference_placement,
 )
 from relax_infer.placement.device import cluster_device
+from relax_infer.placement.sharing import roles_apart
 from relax_infer.samples import StagingStore
 from relax_infer.scoring import require_usable
 from relax_infer.tiny.models import ensure_models
@@ -104,7 +104,7 @@ def _plan(
             nodes_per_replica=placement.nodes_per_engine,
             offload=_offload(role, engine),
             ray_gpu_fraction=placement.ray_gpu_fraction,
-            placement_group=POOL,
+            placement_group=placement.pool,
             bundles=(),
             device=device,
             python=engine.python,
@@ -126,11 +126,12 @@ def _plan(
         teacher = recipe.teacher
         groups.append(group("teacher", teacher.model_id, models["teacher"], teacher.engine))
     train = recipe.train
+    (trained,) = [t for t in placed.training if t.role == "trainer"]
     trainer = TrainerSpec(
         run=run,
         model_path=str(models["policy"]),
         ranks=train.ranks,
-        placement_group=POOL,
+        placement_group=trained.pool,
         bundles=(),
         ray_gpu_fraction=train.ray_gpu_fraction,
         device=device,
@@ -163,6 +164,8 @@ def _plan(
         operation_timeout=recipe.lease.operation_timeout,
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
+        apart=tuple(pair for pair in roles_apart(placed) if set(pair) <= {*roles, "trainer"}),
+        max_staleness=recipe.max_staleness,
     )
 
 

@@ -1,4 +1,4 @@
-"""The rules of the lease, without Temporal: who holds the pool, fences, the batch gate.
+"""The rules of the lease, without Temporal: who holds which GPUs, fences, the batch gate.
 
 Every method either changes the book by the tables of :mod:`relax_infer.machines` or raises
 :class:`LeaseRefused` and changes nothing.
@@ -21,18 +21,27 @@ COMMITS_REMEMBERED = 1024
 _TRANSITIONS_SHOWN = 120
 
 
+Pairs = tuple[tuple[str, str], ...]
+
+
 class LeaseRefused(ValueError):
     """The request is not legal now; the text says what the state is and what would be legal."""
 
 
 class LeaseBook:
-    """Who may use one pool of GPUs."""
+    """Who may use the GPUs of a run.
 
-    def __init__(self, pool: str, roles: tuple[str, ...]) -> None:
+    Two roles that share a GPU exclude each other. ``apart`` names the pairs that share none: they
+    may hold theirs at once. A role that shares with nobody is *resident*: nobody waits for it to
+    let go, so it may keep its GPUs from one batch to the next.
+    """
+
+    def __init__(self, pool: str, roles: tuple[str, ...], apart: Pairs = ()) -> None:
         unknown = [role for role in roles if role not in LEASE_ROLES]
         if unknown:
             raise LeaseRefused(f"Unknown inference role: {', '.join(unknown)}")
         self.pool = pool
+        self._apart = {frozenset(pair) for pair in apart}
         self.fence_counter = 0
         self.roles = {role: RoleLease(state=LEASE.initial) for role in roles}
         self.batch: BatchRecord | None = None
@@ -54,7 +63,7 @@ class LeaseBook:
             raise LeaseRefused(
                 f"Only one pending closed batch: {self.batch.batch} is pending, {batch} must wait"  # type: ignore[union-attr]
             )
-        self._need_all_asleep("begin a batch")
+        self._need_asleep("begin a batch", "rollout")
 
     def _check_activate(self, request: LeaseRequest) -> None:
         role = self._named_role(request)
@@ -67,14 +76,14 @@ class LeaseBook:
         role = self._named_role(request)
         if request.purpose is None:
             raise LeaseRefused("acquire needs a purpose: startup, train, weight_sync or eval")
-        if self._pending:
+        if self._pending and not (role == "trainer" and self.resident(role)):
             raise LeaseRefused(
                 f"{role} cannot be acquired to {request.purpose} while batch"
                 f" {self.batch.batch} is pending"  # type: ignore[union-attr]
             )
         if request.purpose == "train" and request.batch not in self.committed:
             raise LeaseRefused(f"batch {request.batch} is not committed: it must not be trained on")
-        if self.roles[role].state is LeaseState.ACTIVE:
+        if self.roles[role].state is LeaseState.ACTIVE and not self.resident(role):
             raise LeaseRefused(f"{role} is acquired already: its holder must release it first")
         self._need_free_for(role)
 
@@ -101,7 +110,7 @@ class LeaseBook:
             return
         if self.batch is None or not self.batch.rollout_released:
             raise LeaseRefused("student scoring needs the generation's confirmed rollout offload")
-        self._need_all_asleep("begin student scoring: every inference role must sleep")
+        self._need_asleep("begin student scoring: every inference role must sleep", "rollout")
 
     def _check_commit_batch(self, request: LeaseRequest) -> None:
         batch = self._named_batch(request)
@@ -109,7 +118,7 @@ class LeaseBook:
             return
         self._current(request)
         self._refuse_failed()
-        self._need_all_asleep("Cannot commit before inference offload")
+        self._need_asleep("Cannot commit before inference offload", "trainer")
 
     def _check_fail_batch(self, request: LeaseRequest) -> None:
         self._current(request)
@@ -194,12 +203,21 @@ class LeaseBook:
         return [r for r, lease in self.roles.items() if lease.state is LeaseState.BLOCKED]
 
     @property
+    def holders(self) -> tuple[str, ...]:
+        return tuple(r for r, lease in self.roles.items() if LEASE.holds(lease.state))
+
+    @property
     def holder(self) -> str | None:
-        return next((r for r, lease in self.roles.items() if LEASE.holds(lease.state)), None)
+        """The first of them: the only one where all roles share."""
+        return next(iter(self.holders), None)
 
     @property
     def asleep(self) -> bool:
-        return self.holder is None
+        return not self.holders
+
+    def resident(self, role: str) -> bool:
+        """Whether it shares no GPU with another role."""
+        return not self._sharing(role)
 
     @property
     def batch_failed(self) -> bool:
@@ -212,6 +230,8 @@ class LeaseBook:
             roles=self.roles,
             batch=self.batch,
             holder=self.holder,
+            holders=self.holders,
+            apart=tuple(sorted((min(pair), max(pair)) for pair in self._apart)),
             transitions=tuple(self.transitions),
         )
 
@@ -222,7 +242,7 @@ class LeaseBook:
     @classmethod
     def restore(cls, carried: dict[str, Any]) -> "LeaseBook":
         status = LeaseStatus.model_validate(carried)
-        book = cls(status.pool, tuple(status.roles))
+        book = cls(status.pool, tuple(status.roles), status.apart)
         book.fence_counter = status.fence_counter
         book.roles = dict(status.roles)
         book.batch = status.batch
@@ -285,8 +305,12 @@ class LeaseBook:
         if self.batch is not None and self.batch.state is BatchState.FAILED:
             raise LeaseRefused(f"batch {self.batch.batch} failed: {self.batch.error}")
 
+    def _sharing(self, role: str) -> list[str]:
+        """Roles that use a GPU of ``role``'s, in order."""
+        return [r for r in self.roles if r != role and frozenset((r, role)) not in self._apart]
+
     def _need_free_for(self, role: str) -> None:
-        others = [r for r, lease in self.roles.items() if r != role and LEASE.holds(lease.state)]
+        others = [r for r in self._sharing(role) if LEASE.holds(self.roles[r].state)]
         if others:
             shown = ", ".join(f"{r} ({self.roles[r].state})" for r in others)
             raise LeaseRefused(f"leases held by {shown}: {role} must wait for their release")
@@ -294,7 +318,12 @@ class LeaseBook:
         if state not in (LeaseState.SLEEPING, LeaseState.ACTIVE):
             raise LeaseRefused(f"{role} is {state}: it can be granted only from SLEEPING")
 
-    def _need_all_asleep(self, what: str) -> None:
-        held = [f"{r} ({x.state})" for r, x in self.roles.items() if LEASE.holds(x.state)]
+    def _need_asleep(self, what: str, beside: str) -> None:
+        """Everyone who shares a GPU with ``beside`` sleeps, and so does ``beside`` itself unless it
+        shares with nobody."""
+        sharing = self._sharing(beside)
+        asked = [r for r in self.roles if r in sharing or (r == beside and sharing)]
+        held = [r for r in asked if LEASE.holds(self.roles[r].state)]
         if held:
-            raise LeaseRefused(f"{what}: leases held by {', '.join(held)}")
+            shown = ", ".join(f"{r} ({self.roles[r].state})" for r in held)
+            raise LeaseRefused(f"{what}: leases held by {shown}")

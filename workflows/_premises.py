@@ -30,6 +30,7 @@ async def start_lease(plan: RunPlan) -> None:
             operation_timeout=plan.operation_timeout,
             reconcile_timeout=plan.reconcile_timeout,
             trainer=plan.trainer,
+            apart=plan.apart,
         ),
         id=f"{run}.lease",
         parent_close_policy=workflow.ParentClosePolicy.ABANDON,

@@ -52,12 +52,18 @@ class GpuLease:
         carried: dict[str, Any] = start.carried or {}
         self._start = start
         self._book = (
-            LeaseBook.restore(carried["book"]) if carried else LeaseBook(start.pool, start.roles)
+            LeaseBook.restore(carried["book"])
+            if carried
+            else LeaseBook(start.pool, start.roles, start.apart)
         )
         self._mail = Mailbox(carried.get("answers"))
         self._operations = Operations(carried.get("operations"))
         self._resolved_by: dict[str, str] = {}
-        self._proved: dict[str, RoleResult] = {}
+        self._proved: dict[str, RoleResult] = {
+            role: RoleResult.model_validate(seen)
+            for role, seen in carried.get("proved", {}).items()
+        }
+        """What each role said when it was last known to be up."""
         self._waiters = 0
         self._updates = 0
         self._asked = int(carried.get("asked", 0))
@@ -86,6 +92,10 @@ class GpuLease:
                         "operations": self._operations.carry(),
                         "asked": self._asked,
                         "doubted": sorted(self._doubted),
+                        "proved": {
+                            role: seen.model_dump(mode="json")
+                            for role, seen in self._proved.items()
+                        },
                     }
                 }
             )
@@ -149,7 +159,7 @@ class GpuLease:
 
     def _close(self) -> LeaseAnswer:
         if not self._book.asleep:
-            raise LeaseRefused(f"{self._book.holder} still holds the pool: the lease stays")
+            raise LeaseRefused(f"{', '.join(self._book.holders)} still hold GPUs: the lease stays")
         self._closing = True
         return LeaseAnswer()
 
@@ -222,7 +232,9 @@ class GpuLease:
         failures = 0
         while True:
             if self._book.roles[role].state is LeaseState.ACTIVE:
-                return self._found_active(role)
+                if self._holds_weights(role, request.weights):
+                    return self._found_active(role)
+                await self._release(role)
             attempt = f"{request.operation_id}.{failures}" if failures else request.operation_id
             fence = self._book.grant(role, attempt, workflow.time())
             self._show()
@@ -238,6 +250,7 @@ class GpuLease:
                     self._check_still(request)
                 continue
             self._book.record(role, LeaseEvent.ONLOAD_CONFIRMED, workflow.time())
+            self._proved[role] = result
             return LeaseAnswer(
                 fence=fence,
                 weight_version=result.weight_version,
@@ -252,6 +265,10 @@ class GpuLease:
             if batch is None or batch.batch != request.batch:
                 raise LeaseRefused(f"batch {request.batch} was abandoned")
         self._book.check(request)
+
+    def _holds_weights(self, role: str, weights: WeightsRef | None) -> bool:
+        seen = self._proved.get(role, RoleResult())
+        return weights is None or seen.weight_version == weights.version
 
     def _found_active(self, role: str) -> LeaseAnswer:
         """Up already, or proved to be up by a probe after an answer was lost."""
@@ -412,7 +429,9 @@ class GpuLease:
         for role in self._book.blocked:
             if request.role in (None, role):
                 await self._resolve_role(role, f"{request.who}: {request.why}")
-        if request.abandon and not self._book.blocked:
+        batch = self._book.batch
+        meant = batch is not None and request.batch in (None, batch.batch)
+        if request.abandon and meant and not self._book.blocked:
             self._book.abandon_batch()
 
     async def _resolve_role(self, role: str, word: str) -> None:
@@ -481,9 +500,10 @@ class GpuLease:
                 f"`relax-infer resolve {self._start.run.run} --who NAME --why TEXT"
                 " --confirm-released`"
             )
-        elif book.holder:
-            show_state(f"{book.holder} {book.roles[book.holder].state}")
-            doing = f"Held by **{book.holder}** ({book.roles[book.holder].state})."
+        elif book.holders:
+            held = [f"{role} {book.roles[role].state}" for role in book.holders]
+            show_state(", ".join(held))
+            doing = f"Held by **{'**, **'.join(held)}**."
         else:
             show_state("FREE")
             doing = "Nobody holds the pool."

@@ -8,7 +8,7 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, FailureError
 
 from relax_infer.contracts.lease import LeaseRequest
-from relax_infer.contracts.mailbox import Answer
+from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import (
     FrontAddress,
@@ -21,8 +21,11 @@ from relax_infer.contracts.run import (
     RunStatus,
     StepInput,
     StepResult,
+    TurnAnswer,
+    batch_of,
 )
 from relax_infer.machines import RUN, RunEvent, RunState
+from workflows._ahead import StepsAhead
 from workflows._calls import (
     BIND_PLACEMENT,
     CLOSE_TRANSFER_QUEUE,
@@ -83,7 +86,9 @@ class TrainingRun:
         self._progress: list[RunProgress] = []
         self._histories = 0
         self._steps_here = 0
-        self._attempt = 1
+        self._ahead: StepsAhead | None = None
+        self._left = False
+        """A step gave up and is not tried again."""
         self._restarts = 0
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
@@ -107,6 +112,16 @@ class TrainingRun:
     @workflow.signal
     def answer(self, answer: Answer) -> None:
         self._mail.deliver(answer)
+
+    @workflow.signal
+    async def ask(self, ask: Ask) -> None:
+        """A step asks for its turn, or gives it back."""
+        await self._mail.serve(ask, self._serve_step)
+
+    async def _serve_step(self, ask: Ask) -> TurnAnswer:
+        if self._ahead is None:
+            raise ValueError("the steps of this run do not overlap: there are no turns")
+        return await self._ahead.serve(ask)
 
     @workflow.signal
     def lease_blocked(self, reasons: str) -> None:
@@ -203,6 +218,11 @@ class TrainingRun:
             raise ValueError(f"the run is {self._state}, not BLOCKED: there is nothing to resolve")
         if not resolution.who.strip() or not resolution.why.strip():
             raise ValueError("resolve needs who looked and why it is safe to go on")
+        if resolution.action == "restart" and self._ahead is not None and self._ahead.several:
+            raise ValueError(
+                f"steps {', '.join(map(str, self._ahead.steps))} are open: stop the run instead; a"
+                " restart of every role would hurt those that do not wait"
+            )
         if resolution.action == "restart" and self._restarts >= RESTARTS:
             raise ValueError(
                 f"the run was restarted {self._restarts} times already: stop it and look for the"
@@ -247,65 +267,112 @@ class TrainingRun:
         if self._history_is_long:
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(self._start.model_copy(update={"carried": self._carry()}))
-        await self._take_step(self._step + 1)
+        if self._planned.max_staleness > 0 and self._step >= 0:
+            await self._run_ahead()
+        else:
+            await self._take_step(self._step + 1)
+
+    async def _run_ahead(self) -> None:
+        """Steps overlap, until a person wants something else or all is done."""
+        assert self._weights is not None
+        ahead = self._ahead = StepsAhead(
+            self._planned.max_staleness, self._weights, self._take_step
+        )
+        try:
+            while True:
+                await ahead.reap()
+                if self._may_begin(ahead):
+                    ahead.begin()
+                    self._show(f"steps {', '.join(map(str, ahead.steps))} of {self._target}")
+                elif self._left or not ahead.steps:
+                    return
+                else:
+                    await workflow.wait_condition(
+                        lambda: ahead.ended_one or self._left or self._may_begin(ahead)
+                    )
+        finally:
+            await ahead.cancel()
+
+    def _may_begin(self, ahead: StepsAhead) -> bool:
+        goes_on = self._state is RunState.RUNNING and not self._history_is_long
+        return goes_on and ahead.newest < self._target and ahead.may_begin
 
     async def _take_step(self, step: int) -> None:
+        """Until it is done; a step that gives up waits for a person, and is tried again or left."""
+        for attempt in itertools.count(1):
+            try:
+                result = await self._try_step(step, attempt)
+            except ChildWorkflowError as error:
+                if self._ahead is not None:
+                    self._ahead.ended(step)
+                if not await self._wait_for_person(step, attempt, error):
+                    return
+            else:
+                if self._ahead is not None:
+                    self._ahead.ended(step)
+                self._steps_here += 1
+                self._step, self._weights = step, result.weights
+                self._note(result)
+                return
+
+    async def _try_step(self, step: int, attempt: int) -> StepResult:
         plan = self._planned
         assert self._weights is not None
-        self._show(f"step {step} of {self._target}")
+        if self._ahead is None:
+            self._show(f"step {step} of {self._target}")
         last = step == self._target
         every = plan.evaluation_every
-        try:
-            result: StepResult = await workflow.execute_child_workflow(
-                "TrainingStep",
-                StepInput(
-                    step=step,
-                    plan=plan,
-                    weights=self._weights,
-                    evaluate=every > 0 and (step % every == 0 or last),
-                    last=last,
-                    attempt=self._attempt,
-                ),
-                id=f"{self._id}.step-{step}",
-                result_type=StepResult,
-                search_attributes=attributes(run=self._id, step=step),
-                static_summary=f"step {step} of {self._id}",
-            )
-        except ChildWorkflowError as error:
-            await self._wait_for_person(step, error)
-            return
-        self._steps_here += 1
-        self._attempt = 1
-        self._step, self._weights = step, result.weights
-        self._note(result)
+        return await workflow.execute_child_workflow(
+            "TrainingStep",
+            StepInput(
+                step=step,
+                plan=plan,
+                weights=self._weights,
+                evaluate=every > 0 and (step % every == 0 or last),
+                last=last,
+                attempt=attempt,
+            ),
+            id=f"{self._id}.step-{step}",
+            result_type=StepResult,
+            search_attributes=attributes(run=self._id, step=step),
+            static_summary=f"step {step} of {self._id}",
+        )
 
-    async def _wait_for_person(self, step: int, error: FailureError) -> None:
-        """A step gave up; its files are kept. A person says: again, or stop."""
+    async def _wait_for_person(self, step: int, attempt: int, error: FailureError) -> bool:
+        """A step gave up; its files are kept. Whether a person has it tried again."""
         self._error = text_of(error)
+        if self._state is RunState.STOPPING:
+            self._left = True
+            return False
         self._resolved = None
         if self._state is not RunState.BLOCKED and RUN.allows(self._state, RunEvent.NEEDS_PERSON):
             self._move(RunEvent.NEEDS_PERSON, f"step {step} gave up: {self._error}")
         await workflow.wait_condition(
             lambda: self._resolved is not None or self._state is RunState.STOPPING
         )
-        if self._resolved is not None and self._resolved.action == "stop":
-            self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
-            return
-        if self._resolved is not None:
-            await self._lease.ask(self._lease_resolution(self._resolved, abandon=True))
-            if self._resolved.action == "restart":
-                await self._restart_everything()
-            self._error = None
-            self._attempt += 1
-            self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
+        if self._resolved is None or self._resolved.action == "stop":
+            self._left = True
+            if self._resolved is not None:
+                self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
+            return False
+        batch = batch_of(step, attempt) if self._ahead is not None else None
+        await self._lease.ask(self._lease_resolution(self._resolved, abandon=True, batch=batch))
+        if self._resolved.action == "restart":
+            await self._restart_everything()
+        self._error = None
+        self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
+        return True
 
-    def _lease_resolution(self, resolution: ResolveRun, *, abandon: bool = False) -> LeaseRequest:
+    def _lease_resolution(
+        self, resolution: ResolveRun, *, abandon: bool = False, batch: str | None = None
+    ) -> LeaseRequest:
         return self._lease.request(
             "resolve",
             who=resolution.who,
             why=resolution.why,
             confirm_released=resolution.confirm_released,
             abandon=abandon,
+            batch=batch,
         )
 
     # --- up and down
@@ -345,12 +412,14 @@ class TrainingRun:
             if role != "rollout":
                 self._show(f"brings up {role} for the first time")
                 await self._lease.take("acquire", role, purpose="startup")
-                await self._lease.release(role)
+                if self._planned.sharing(role):
+                    await self._lease.release(role)
 
     async def _take_down(self) -> None:
         """Every role is proved gone before anything under it is deleted."""
         plan = self._planned
         self._show("stops the roles")
+        await self._let_residents_go()
         await asyncio.gather(*(self._stop_role(role) for role in inference_roles(plan)))
         await stop_trainer(plan, self._lease)
         self._show("takes down TransferQueue, router, gateway and the placement group")
@@ -360,6 +429,12 @@ class TrainingRun:
         await RELEASE_PLACEMENT(plan.run, summary="placement group")
         if self._state is RunState.RUNNING:  # a person had to resolve something on the way down
             self._move(RunEvent.STOP_ASKED, "stops")
+
+    async def _let_residents_go(self) -> None:
+        """Roles that keep their GPUs from step to step; of the others nobody holds any now."""
+        for role in self._planned.roles:
+            if not self._planned.sharing(role):
+                await self._lease.release(role)
 
     async def _stop_role(self, role: str, prefix: str = "") -> None:
         """Asked again, under an id of its own, after a person has looked at what failed; their word
@@ -390,6 +465,7 @@ class TrainingRun:
         self._restarts += 1
         attempt = f"restart-{self._restarts}"
         roles = inference_roles(plan)
+        await self._let_residents_go()
         await asyncio.gather(*(self._stop_role(role, f"{attempt}.") for role in roles))
         await stop_trainer(plan, self._lease, attempt)
         await start_roles(plan, self._restarts)

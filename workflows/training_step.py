@@ -1,4 +1,4 @@
-"""TrainingStep: one step of a run in mode defer, from prompts to new weights in the engines."""
+"""TrainingStep: one step of a run, from prompts to new weights in the engines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,10 +32,13 @@ from relax_infer.contracts.run import (
     StepRecord,
     StepResult,
     StepStatus,
+    TurnAnswer,
+    TurnRequest,
     WeightSyncInput,
     WeightSyncResult,
+    batch_of,
 )
-from relax_infer.contracts.training import TrainRequest, TrainResult
+from relax_infer.contracts.training import TrainRequest
 from relax_infer.machines import STEP, StepEvent, StepPhase
 from workflows._calls import (
     CLEAR_PARTITION,
@@ -54,6 +57,7 @@ from workflows._calls import (
 from workflows._failures import PERMANENT, fail, kind_of, text_of
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
+from workflows._turns import Turn
 from workflows._visible import attributes, show_details, show_reward, show_state, show_weights
 
 LONGEST_PAUSE = 20.0
@@ -65,21 +69,26 @@ O = TypeVar("O", bound=BaseModel)  # noqa: E741
 @workflow.defn(name="TrainingStep")
 class TrainingStep:
     """prepare → generate → offload → judge → teach → write back → publish → finalise → commit →
-    train → sync weights → evaluate. Step 0 syncs the first weights and evaluates."""
+    train → sync weights → evaluate. Step 0 syncs the first weights and evaluates.
+
+    A role lets go of its GPUs as soon as another that shares them needs them: after its work, or
+    before the commit if it shares them with the trainer alone, or never if with nobody.
+    """
 
     @workflow.init
     def __init__(self, start: StepInput) -> None:
         self._start = start
         self._plan = start.plan
-        again = f".attempt-{start.attempt}" if start.attempt > 1 else ""
-        self._batch = f"step-{start.step}{again}"
+        self._batch = batch_of(start.step, start.attempt)
         self._mail = Mailbox()
         self._lease = LeaseClient(self._mail, start.plan.run.run)
         self._phase: StepPhase = STEP.initial
         self._began = self._entered = workflow.time()
         self._phases: list[PhaseTime] = []
         self._attempts: dict[str, int] = {}
-        self._holding: str | None = None
+        self._weights = start.weights
+        self._holding: list[str] = []
+        """Roles to let go, in the order in which they were taken."""
         self._in_batch = False
         self._error: str | None = None
         self._front: FrontAddress | None = None
@@ -107,15 +116,10 @@ class TrainingStep:
         self._show("brings up router and gateway")
         try:
             self._front = await ENSURE_FRONT(self._plan.run, summary="router and gateway")
-            if start.step == 0:
-                await self._sync_weights(start.weights)
-            else:
+            if start.step > 0:
                 await self._batch_from_prompts_to_commit()
-                trained = await self._train()
-                await self._sync_weights(trained.weights)
-                await CLEAR_PARTITION(self._published_request(), summary="clear the partition")
-            if start.evaluate:
-                await self._evaluate()
+                await self._train()
+            await self._publish_weights()
             self._enter(StepEvent.COMPLETED, "is done")
         except (FailureError, asyncio.CancelledError) as error:
             await self._give_up(error)
@@ -138,20 +142,23 @@ class TrainingStep:
         self._published = published
         self._enter(StepEvent.PUBLISHED, "writes metrics and the sample export")
         await self._finalise(scored, published)
+        for role in tuple(self._holding):
+            await self._hand_back(role)
         await self._lease.take("commit_batch", batch=self._batch)
         self._in_batch = False
+        await self._give_back_turn("generate")
         self._enter(StepEvent.FINALIZED, "has committed the batch")
 
     async def _generate(self) -> PhaseResult:
+        await self._take_turn("generate")
         self._in_batch = True
-        await self._take("begin_batch", "rollout", weights=self._start.weights)
+        await self._take("begin_batch", "rollout", weights=self._weights)
         self._show("generates")
         generated = await self._run_phase(
             GENERATE_GROUPS, lambda: self._phase_request("rollout"), "generate", role="rollout"
         )
         self._enter(StepEvent.GENERATED, "waits for the proof that the policy engines let go")
-        await self._let_go()
-        await self._lease.take("acknowledge_rollout_offloaded", batch=self._batch)
+        await self._done_with("rollout")
         return generated
 
     async def _judge(self, generated: PhaseResult) -> PhaseResult:
@@ -170,7 +177,7 @@ class TrainingStep:
         scored = await self._run_phase(
             call, lambda: self._phase_request(role, generated), f"score with {role}", role=role
         )
-        await self._let_go()
+        await self._done_with(role)
         return scored
 
     async def _write_back(
@@ -209,9 +216,10 @@ class TrainingStep:
 
     # --- training and weights
 
-    async def _train(self) -> TrainResult:
+    async def _train(self) -> None:
         """One update, exactly once: the trainer's ledger answers a repeated request."""
         self._enter(StepEvent.TRAINING_STARTED, "waits for the trainer")
+        await self._take_turn("train")
         granted = await self._take("acquire", "trainer", purpose="train")
         assert granted.fence is not None
         assert self._published is not None
@@ -225,11 +233,24 @@ class TrainingStep:
         )
         self._show(f"trains on {request.keys} samples")
         trained = await self._run_phase(TRAIN_STEP, lambda: request, "train")
-        await self._let_go()
+        await self._done_with("trainer")
         self._result = self._result.model_copy(
             update={"training": trained, "weights": trained.weights}
         )
-        return trained
+
+    async def _publish_weights(self) -> None:
+        """To the policy engines; what they answer with is evaluated before anything else is."""
+        weights = self._result.weights
+        if self._start.step > 0:
+            await self._take_turn("sync")
+        await self._sync_weights(weights)
+        if self._start.step > 0:
+            await CLEAR_PARTITION(self._published_request(), summary="clear the partition")
+        if self._start.evaluate:
+            await self._evaluate()
+        if self._start.step > 0:
+            await self._give_back_turn("train")
+            await self._give_back_turn("sync", weights)
 
     async def _sync_weights(self, weights: WeightsRef) -> None:
         self._enter(
@@ -239,7 +260,7 @@ class TrainingStep:
         run = self._plan.run
         synced: WeightSyncResult = await workflow.execute_child_workflow(
             "WeightSync",
-            WeightSyncInput(run=run, weights=weights),
+            WeightSyncInput(run=run, weights=weights, resident=self._resident("rollout")),
             id=f"{run.run}.weights-{weights.version}",
             result_type=WeightSyncResult,
             search_attributes=attributes(run=run.run, step=self._start.step),
@@ -264,7 +285,7 @@ class TrainingStep:
             "evaluate",
             role="rollout",
         )
-        await self._let_go()
+        await self._done_with("rollout")
         self._result = self._result.model_copy(update={"evaluation": evaluation})
 
     # --- pieces
@@ -278,7 +299,8 @@ class TrainingStep:
         weights: WeightsRef | None = None,
     ) -> LeaseAnswer:
         """Get the GPUs for ``role``; the policy's ``weights`` are read back from each engine."""
-        self._holding = role
+        if role not in self._holding:
+            self._holding.append(role)
         batch = self._batch if method != "acquire" or purpose == "train" else None
         granted = await self._lease.take(
             method,
@@ -294,14 +316,49 @@ class TrainingStep:
             )
         return granted
 
-    async def _let_go(self) -> None:
-        role, self._holding = self._holding, None
-        assert role is not None
-        try:
-            await self._lease.release(role, batch=self._batch if self._in_batch else None)
-        except FailureError:
-            self._holding = role
-            raise
+    async def _done_with(self, role: str) -> None:
+        """Let go of the role's GPUs if another may want them before the batch is committed."""
+        sharing = self._plan.sharing(role)
+        if not sharing:
+            self._holding.remove(role)
+        elif not self._in_batch or sharing != ("trainer",):
+            await self._hand_back(role)
+
+    async def _hand_back(self, role: str) -> None:
+        await self._let_go(role)
+        if role == "rollout" and self._in_batch:
+            await self._lease.take("acknowledge_rollout_offloaded", batch=self._batch)
+
+    async def _let_go(self, role: str) -> None:
+        await self._lease.release(role, batch=self._batch if self._in_batch else None)
+        self._holding.remove(role)
+
+    def _resident(self, role: str) -> bool:
+        return not self._plan.sharing(role)
+
+    # --- turns, where several steps of the run are open at once
+
+    async def _take_turn(self, turn: Turn) -> None:
+        if self._plan.max_staleness == 0:
+            return
+        given = await self._ask_run("take_turn", turn)
+        if turn == "generate":
+            self._weights = given.weights
+
+    async def _give_back_turn(self, turn: Turn, weights: WeightsRef | None = None) -> None:
+        if self._plan.max_staleness > 0:
+            await self._ask_run("give_back_turn", turn, weights)
+
+    async def _ask_run(
+        self, method: str, turn: Turn, weights: WeightsRef | None = None
+    ) -> TurnAnswer:
+        return await self._mail.ask(
+            self._plan.run.run,
+            method,
+            TurnRequest(turn=turn, step=self._start.step, weights=weights),
+            TurnAnswer,
+            operation_id=self._lease.operation_id(method, turn),
+        )
 
     async def _run_phase(
         self, call: Call[I, O], make: Callable[[], I], summary: str, *, role: str | None = None
@@ -356,7 +413,7 @@ class TrainingStep:
         return PhaseRequest(
             run=self._plan.run,
             step=self._start.step,
-            weight_version=self._start.weights.version,
+            weight_version=self._weights.version,
             front=self._fronted,
             groups=self._groups_of(role),
             source=source.staged if source else None,
@@ -386,17 +443,14 @@ class TrainingStep:
         """Let go of what is held, close the batch's gate with the cause, keep the record."""
         self._error = text_of(error)
         workflow.logger.error("step %d gives up: %s", self._start.step, self._error)
-        await self._in_peace(self._let_go_of_everything())
+        for role in [r for r in self._holding if not self._resident(r)]:
+            await self._in_peace(self._let_go(role))
         if self._in_batch:
             await self._in_peace(
                 self._lease.take("fail_batch", batch=self._batch, message=self._error or "unknown")
             )
         self._enter(StepEvent.GAVE_UP, f"gave up: {self._error}")
         await self._in_peace(self._keep_record())
-
-    async def _let_go_of_everything(self) -> None:
-        if self._holding is not None:
-            await self._let_go()
 
     @staticmethod
     async def _in_peace(work: Awaitable[object]) -> None:

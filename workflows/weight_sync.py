@@ -12,7 +12,8 @@ from workflows._visible import show_details, show_state, show_weights
 
 @workflow.defn(name="WeightSync")
 class WeightSync:
-    """The trainer has let go; the rollout role gets the GPUs, loads, is read back, lets go."""
+    """The rollout role gets the GPUs, loads, is read back, lets go; where it keeps them, the lease
+    has it let go and load anew."""
 
     @workflow.init
     def __init__(self, start: WeightSyncInput) -> None:
@@ -32,7 +33,8 @@ class WeightSync:
         granted = await self._lease.take(
             "acquire", "rollout", purpose="weight_sync", weights=weights
         )
-        await self._lease.release("rollout")
+        if not start.resident:
+            await self._lease.release("rollout")
         if granted.weight_version != weights.version or granted.weights_digest is None:
             raise fail(
                 PERMANENT,

@@ -285,6 +285,9 @@ class Recipe(Section):
     """defer: the roles share the pool, one after another. split: the inference roles have parts of
     the pool side by side, and take turns with training. decoupled: every role has a pool of its
     own."""
+    max_staleness: Annotated[int, Field(ge=0, le=8)] = 0
+    """Mode decoupled: steps that generation may be ahead of training. 0: a step begins when the one
+    before it has trained. 1: step n generates with weights n-2 or newer while step n-1 trains."""
     defer_roles: tuple[str, ...] | None = None
     """Mode defer: which of genrm and teacher take a turn of their own; the others are beside the
     rollout. Empty: all that take part."""
@@ -317,6 +320,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Recipe":
+        if self.max_staleness > 0 and self.mode != "decoupled":
+            raise ValueError(
+                f"max_staleness is {self.max_staleness} in mode {self.mode}: generation can be"
+                " ahead of training only where each has GPUs of its own; set mode to decoupled, or"
+                " max_staleness to 0"
+            )
         if self.reward.source == "genrm" and self.genrm is None:
             raise ValueError(
                 "reward.source is genrm but the recipe has no genrm section:"

@@ -7,7 +7,7 @@ from relax_infer.config.recipe import Recipe
 
 
 def require_runnable(recipe: Recipe) -> None:
-    """A run has one pool in mode defer, one model per role, one rank.
+    """A run has one model per role and one rank.
 
     Raises:
         RecipeError: names every field that goes beyond it.
@@ -21,9 +21,7 @@ def require_runnable(recipe: Recipe) -> None:
 
 
 def _beyond(recipe: Recipe) -> Iterator[str]:
-    if recipe.mode != "defer":
-        yield f"mode: {recipe.mode} is planned but not run yet, runs are of mode defer"
-    for name in ("defer_roles", "layout", "debug", "critic", "reference", "actor_fwd"):
+    for name in ("debug", "critic", "reference", "actor_fwd"):
         if getattr(recipe, name) is not None:
             yield f"{name}: is not used by runs yet"
     if recipe.train.ranks > 1:

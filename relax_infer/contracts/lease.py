@@ -104,7 +104,11 @@ class LeaseStatus(Message):
     roles: dict[str, RoleLease]
     batch: BatchRecord | None
     holder: str | None
-    """The role that holds the pool, if any."""
+    """The first role that holds its GPUs, if any."""
+    holders: tuple[str, ...] = ()
+    """Every role that does."""
+    apart: tuple[tuple[str, str], ...] = ()
+    """Pairs of roles that share no GPU; all others exclude each other."""
     transitions: tuple["LeaseTransition", ...] = ()
 
 
@@ -130,6 +134,8 @@ class LeaseInput(StartInput):
     reconcile_timeout: float = 120.0
     """Seconds of automatic read-only reconcile before a person is asked."""
     trainer: TrainerSpec | None = None
+    apart: tuple[tuple[str, str], ...] = ()
+    """Pairs of roles that share no GPU."""
     carried: dict[str, Any] | None = None
 
 

@@ -46,6 +46,15 @@ class RunPlan(Message):
     reconcile_timeout: float
     phase_attempts: int
     """How often a step may run a phase whose failure is transient."""
+    apart: tuple[tuple[LeaseRole, LeaseRole], ...] = ()
+    """Pairs of roles that share no GPU; all others take turns."""
+    max_staleness: int = 0
+    """Steps that the weights which generate a batch may be behind those trained on it."""
+
+    def sharing(self, role: str) -> tuple[str, ...]:
+        """Roles that use a GPU of ``role``'s."""
+        apart = {frozenset(pair) for pair in self.apart}
+        return tuple(r for r in self.roles if r != role and frozenset((r, role)) not in apart)
 
 
 class Binding(Message):
@@ -77,6 +86,25 @@ class StepInput(StartInput):
     attempt: int = 1
     """A step that gave up is tried again as another attempt, with a batch of its own: what is
     staged, trained or synced already is found again."""
+
+
+def batch_of(step: int, attempt: int) -> str:
+    """The batch that an attempt of a step makes."""
+    return f"step-{step}.attempt-{attempt}" if attempt > 1 else f"step-{step}"
+
+
+class TurnRequest(Message):
+    """A step's signal ``ask`` to its run, methods ``take_turn`` and ``give_back_turn``."""
+
+    turn: Literal["generate", "train", "sync"]
+    step: int
+    weights: WeightsRef | None = None
+    """give_back_turn of ``sync``: what the policy engines hold now."""
+
+
+class TurnAnswer(Message):
+    weights: WeightsRef
+    """What the policy engines hold."""
 
 
 class PhaseTime(Message):
@@ -129,6 +157,8 @@ class WeightSyncInput(StartInput):
 
     run: RunRef
     weights: WeightsRef
+    resident: bool = False
+    """The policy engines share their GPUs with nobody: they keep them."""
     operation_timeout: float = 180.0
 
 

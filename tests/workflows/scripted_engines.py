@@ -52,7 +52,9 @@ class Engine:
 class ScriptedEngines:
     """Every engine of a run, and who holds the GPUs beside them."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Iterable[tuple[str, str]] = ()) -> None:
+        self._apart = {frozenset(pair) for pair in apart}
+        """Roles that share no GPU."""
         self.engines: dict[tuple[str, int], Engine] = defaultdict(Engine)
         self.trainer_holds = False
         self.violations: list[str] = []
@@ -71,6 +73,7 @@ class ScriptedEngines:
         others = {r for (r, _), engine in self.engines.items() if engine.holds and r != role}
         if self.trainer_holds and role != "trainer":
             others.add("trainer")
+        others = {r for r in others if frozenset((r, role)) not in self._apart}
         if others:
             self.violations.append(f"{role} loads while {sorted(others)} hold")
         self.trainer_holds = self.trainer_holds or role == "trainer"

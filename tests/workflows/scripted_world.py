@@ -117,13 +117,15 @@ class ScriptedWorld:
         self.plan_changes = plan_changes
         self.faults: dict[str, list[str]] = defaultdict(list)
         self.calls: Counter[str] = Counter()
-        self.engines = ScriptedEngines()
+        self.engines = ScriptedEngines(plan_changes.get("apart", ()))
         self.trainer_fence = FenceMemory()
         self.violations = self.engines.violations
         self.log = self.engines.log
         self.ledger: dict[int, TrainResult] = {}
         self.partitions: set[str] = set()
         self.records: dict[int, RecordRequest] = {}
+        self.generated: dict[int, int] = {}
+        """Step → version of the weights that it asked to generate with."""
         self.pushes: list[b.RegistryPush] = []
         self.front = FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
         self.moves_front_at_push = 0
@@ -299,6 +301,7 @@ class ScriptedWorld:
 
     @activity.defn
     async def generate_groups(self, request: b.PhaseRequest) -> b.PhaseResult:
+        self.generated[request.step] = request.weight_version
         up = [e for e in self.engines.of("rollout") if e.holds]
         if {e.weights for e in up} != {request.weight_version}:
             self.violations.append("generation with other weights than asked")
@@ -403,6 +406,10 @@ class ScriptedWorld:
     @activity.defn
     async def train_step(self, request: TrainRequest) -> TrainResult:
         fault = await self._fault("train_step")
+        self.log.append(("trainer", f"train {request.step}"))
+        if fault == "hold":
+            await self._hold()
+            fault = await self._fault("train_step")
         self.trainer_fence.admit(request.fence)
         if request.partition not in self.partitions:
             self.violations.append(f"training without partition {request.partition}")
