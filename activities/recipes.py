@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from itertools import combinations
 from pathlib import Path
 
 from temporalio import activity
@@ -149,6 +150,8 @@ def _plan(
         keep_checkpoints=train.keep_checkpoints,
     )
     initial = models["policy"]
+    apart = {frozenset(pair) for pair in roles_apart(placed)}
+    pairs: list[tuple[LeaseRole, LeaseRole]] = list(combinations((*roles, "trainer"), 2))
     return RunPlan(
         run=run,
         recipe_name=recipe.name,
@@ -164,7 +167,7 @@ def _plan(
         operation_timeout=recipe.lease.operation_timeout,
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
-        apart=tuple(pair for pair in roles_apart(placed) if set(pair) <= {*roles, "trainer"}),
+        apart=tuple(pair for pair in pairs if frozenset(pair) in apart),
         max_staleness=recipe.max_staleness,
     )
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,15 @@ def stack() -> Iterator[Stack]:
     if kept := os.environ.get("RELAX_E2E_HOME"):
         yield Stack.load(Path(kept))
         return
+    with fresh_stack(gpus=2) as stack:
+        yield stack
+
+
+@contextmanager
+def fresh_stack(gpus: int) -> Iterator[Stack]:
+    """Up, and down again with nothing left of it."""
     home = Path(tempfile.mkdtemp(prefix="relax-e2e-"))
-    stack = up(home, gpus=2)
+    stack = up(home, gpus=gpus)
     try:
         yield stack
     finally:
