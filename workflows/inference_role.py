@@ -29,6 +29,9 @@ from workflows._visible import attributes, show_details, show_state
 
 TERMS_PER_RESTART = 1_000_000
 """Above every term that a role's incarnation reaches by continuing as new."""
+PATIENT = {"ready": 604_800.0, "recover": 604_800.0}
+"""Seconds that an engine group may take for what ends with its recoveries: these have deadlines of
+their own, and one that waits for proof waits for a person."""
 _SETTLED = (GroupState.READY, GroupState.SLEEPING, GroupState.STOPPED)
 
 
@@ -275,7 +278,7 @@ class InferenceRole:
             operation,
             RoleResult,
             operation_id=f"{operation_id}@{model}",
-            timeout=self._start.operation_timeout,
+            timeout=PATIENT.get(operation.method, self._start.operation_timeout),
         )
 
     def _close_groups(self) -> None:

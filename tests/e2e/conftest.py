@@ -57,5 +57,6 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 async def _nothing_runs_on(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     """A test that failed in the middle of its run must not keep the GPUs from those after it."""
     yield
-    if isinstance(client := request.node.funcargs.get("client"), Client):
+    there = getattr(request.node, "funcargs", None) or {}
+    if isinstance(client := there.get("client"), Client):
         await end_what_was_started(client)
