@@ -80,8 +80,17 @@ check: install
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# Two processes side by side, for two cores: the rules (model checker, workflows), and the rest.
+RULES := tests/machines tests/workflows
+UNIT := $(BIN)/python -m pytest -m "not real and not slow and not chaos" --durations=10 $(ARGS)
+
 unit: install
-	$(BIN)/python -m pytest -m "not real and not slow and not chaos" --durations=10 $(ARGS)
+	$(UNIT) $(RULES) > $(VENV)/rules.log 2>&1 & rules=$$!
+	code=0
+	$(UNIT) $(addprefix --ignore=,$(RULES)) || [ $$? -eq 5 ] || code=1
+	wait $$rules || [ $$? -eq 5 ] || code=1
+	cat $(VENV)/rules.log
+	exit $$code
 
 slow: install
 	$(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
@@ -96,9 +105,13 @@ bench: install
 
 # A process for each room: two of them must not share a Ray, and exit code 5 is "nothing chosen".
 real: install
+	took=""
 	for room in $$(grep -rlE 'mark\.real' tests --include='*.py' | cut -d/ -f1-2 | sort -u); do
+	  SECONDS=0
 	  $(BIN)/python -m pytest -m "real and not slow" --durations=5 $(ARGS) $$room || [ $$? -eq 5 ]
+	  took="$$took $${room#tests/} $${SECONDS}s"
 	done
+	echo "Real tests:$$took"
 
 up: install
 	@$(BIN)/python -m workers.local up --home .relax
