@@ -9,7 +9,7 @@ from relax_infer.cli._glance import Glance
 from relax_infer.cli._view import blocked_lines, cells, number, state_line
 from relax_infer.contracts.lease import LeaseStatus
 from relax_infer.contracts.run import RunProgress
-from relax_infer.machines import RunState
+from relax_infer.machines import RunState, StepPhase
 
 ROWS = 8
 """Finished steps that are shown."""
@@ -71,7 +71,7 @@ def _facts(glance: Glance, page: str | None) -> Table:
     facts.add_row("accuracy", number(run.accuracy))
     weights = "-" if run.weight_version is None else str(run.weight_version)
     if glance.staleness is not None:
-        weights += f", the policy engines are {glance.staleness} versions behind"
+        weights += f", staleness {glance.staleness}"
     facts.add_row("weights", weights)
     if glance.tokens_per_second is not None and glance.last is not None:
         text = f"{glance.tokens_per_second:.0f} generated in step {glance.last.step}"
@@ -113,7 +113,7 @@ def _phases(glance: Glance) -> Table | None:
         )
     seen = {phase.phase for phase in glance.phases}
     for name, known in glance.expected.items():
-        if name not in seen:
+        if name not in seen and name != StepPhase.EVALUATING:  # not every step does it
             table.add_row(Text(name, style="dim"), "-", f"{known:.1f}")
     return table
 

@@ -123,7 +123,8 @@ async def _none() -> None:
 
 
 async def _load(gateway: str | None) -> dict[str, int]:
-    """Requests in flight, as the run's gateway counts them; empty where it cannot be reached."""
+    """Requests in flight, as the run's gateway counts them; empty where it cannot be reached. The
+    policy's go to its router, so of them it knows nothing."""
     if gateway is None:
         return {}
     return await asyncio.to_thread(_scrape, gateway)
@@ -138,4 +139,6 @@ def _scrape(gateway: str) -> dict[str, int]:
             text = answer.read().decode(errors="replace")
     except (OSError, ValueError):
         return {}
-    return {role: int(float(number)) for role, number in _IN_FLIGHT.findall(text)}
+    found = {role: int(float(number)) for role, number in _IN_FLIGHT.findall(text)}
+    found.pop("rollout", None)
+    return found
