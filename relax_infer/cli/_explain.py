@@ -136,6 +136,8 @@ def _why_not_begun(known: Evidence) -> str:
 
 
 def _notes(known: Evidence) -> Iterator[str]:
+    if known.glance is None and known.told is not None:
+        yield "No worker answers, or it is busy: this is what Temporal itself knows."
     if known.told is not None:
         yield f"It began at {clock(known.told.began)}."
         yield from (_failed(each) for each in known.told.activities if each.words)
@@ -216,6 +218,8 @@ def _left(known: Evidence) -> Iterator[str]:
 
 def _cures(known: Evidence) -> Iterator[str]:
     glance = known.glance
+    if glance is None and known.told is not None and known.told.ended is None:
+        yield "If there is no worker: relax-infer up, or relax-infer worker"
     if glance is None or glance.over:
         return
     run = known.run

@@ -12,7 +12,7 @@ from relax_infer.cli._explain import Evidence, Explanation, explain
 from relax_infer.cli._glance import Glance
 from relax_infer.cli._recipes import check_run_id
 from relax_infer.cli._reports import store_with
-from relax_infer.cli._runs import Runs, at_work
+from relax_infer.cli._runs import NobodyAnswersError, Runs, at_work
 from relax_infer.cli._server import connected
 from relax_infer.cli._watching import EARLIER, Watcher, expected, step_history, step_result
 from relax_infer.contracts.failures import PermanentError
@@ -118,17 +118,19 @@ def _check_waits_for(glance: Glance, step: int) -> None:
 
 
 async def _evidence(runs: Runs, run: str, step: int) -> Evidence:
-    glance = await Watcher(runs, run).look(patience=_LOOK_PATIENCE)
-    told, pending, result = await asyncio.gather(
-        step_history(runs, run, step),
-        runs.pending(f"{run}.step-{step}"),
-        step_result(runs, run, step) if at_work(glance.run) > step else _nothing(),
+    try:
+        glance = await Watcher(runs, run).look(patience=_LOOK_PATIENCE)
+    except NobodyAnswersError:
+        glance = None  # the history needs no worker
+    told, pending = await asyncio.gather(
+        step_history(runs, run, step), runs.pending(f"{run}.step-{step}")
     )
-    store = glance.run.store
     # A record of an earlier attempt says nothing of the one at work.
     over = told is None or told.ended is not None
+    result = await step_result(runs, run, step) if told is not None and over else None
+    store = glance.run.store if glance is not None else None
     record = record_of(store, run, step) if store is not None and over else None
-    before = range(max(step - EARLIER, 1), min(step, at_work(glance.run)))
+    before = range(max(step - EARLIER, 1), step) if told is not None else ()
     earlier = await asyncio.gather(*(step_result(runs, run, number) for number in before))
     return Evidence(
         run=run,
@@ -141,10 +143,6 @@ async def _evidence(runs: Runs, run: str, step: int) -> Evidence:
         record=record,
         expected=expected([each for each in earlier if each is not None]),
     )
-
-
-async def _nothing() -> None:
-    return None
 
 
 def record_of(store: str, run: str, step: int) -> StepRecord | None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from relax_infer.cli import _asking, _runs
+from relax_infer.cli._runs import polled
 from tests.cli.conftest import Command, Temporal, Watching, eventually
 from tests.workflows.scripted_world import ScriptedWorld
 
@@ -103,9 +104,9 @@ def test_nobody_is_left_waiting_when_no_worker_answers(
 def test_a_worker_that_is_busy_for_a_while_is_waited_for(
     remote: Command, temporal: Temporal, run_id: str
 ):
-    remote("run", "quickstart", "--run-id", run_id, "--no-follow", "--steps", "500")
     with temporal.working(ScriptedWorld()):
-        eventually(lambda: status(remote, run_id)["state"] == "RUNNING")
+        eventually(lambda: temporal.do(polled))
+    remote("run", "quickstart", "--run-id", run_id, "--no-follow")
     with Watching("stop", run_id) as stopping:
         stopping.next_line(f"No worker answers for {run_id} yet, or it is busy")
         with temporal.working(ScriptedWorld()):

@@ -4,10 +4,12 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from rich.console import Console
 
+from relax_infer.cli import _runs, _steps
 from relax_infer.cli._follow import Panel
 from relax_infer.cli._glance import Glance
 from relax_infer.contracts.engines import GroupSnapshot, ReplicaReport
@@ -164,6 +166,25 @@ def test_a_step_that_gave_up_is_explained_with_what_to_do(
         person = ("--who", "ada", "--why", "enough", "--stop")
         assert remote("resolve", run_id, *person).exit_code == 0
         eventually(lambda: json.loads(remote("status", run_id, "--json").stdout)["state"] == "DONE")
+
+
+def test_a_step_is_explained_without_a_worker(
+    remote: Command, temporal: Temporal, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    with temporal.working(ScriptedWorld()):
+        remote("run", "quickstart", "--run-id", run_id, "--steps", "500", "--no-follow")
+
+        def step() -> int | None:
+            shown = json.loads(remote("status", run_id, "--json").stdout)
+            return shown["at_work"]["step"] if shown["at_work"] else None
+
+        number = eventually(step)
+    monkeypatch.setattr(_runs, "_QUERY", timedelta(seconds=1))
+    monkeypatch.setattr(_steps, "_LOOK_PATIENCE", 0.0)
+    ended = remote("step", "explain", run_id, str(number))
+    assert ended.exit_code == 0, ended.output
+    assert f"Step {number} of {run_id} is " in ended.stdout
+    assert "No worker answers, or it is busy: this is what Temporal itself knows." in ended.stdout
 
 
 def test_a_run_whose_models_are_trained_first_says_so(
