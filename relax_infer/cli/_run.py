@@ -1,6 +1,7 @@
 """``relax-infer run``: from a recipe to the last step, on a stack that is started if none runs."""
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -124,7 +125,9 @@ async def _begin_and_watch(wishes: Wishes, checked: Checked, begun: _Begun) -> G
             typer.echo(f"Web UI: {page}")
         if not wishes.watch:
             return None
-        return await follow(Watcher(runs, begun.run), make_view(page))
+        # Plain lines have no room for what costs more.
+        watcher = Watcher(runs, begun.run, detailed=sys.stdout.isatty())
+        return await follow(watcher, make_view(page))
 
 
 async def _start_as(runs: Runs, server: Server, checked: Checked, run: str) -> str:

@@ -18,7 +18,11 @@ from temporalio.client import (
     WorkflowHandle,
     WorkflowQueryFailedError,
 )
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import (
+    SearchAttributeKey,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -30,6 +34,9 @@ from relax_infer.contracts.run import RunInput, RunStatus, StepStatus
 from relax_infer.machines import RUN, RunState
 
 WORKFLOW, QUEUE = "TrainingRun", "relax"
+_STATE = SearchAttributeKey.for_keyword("RelaxState")
+_WEIGHTS = SearchAttributeKey.for_int("RelaxWeightVersion")
+_REWARD = SearchAttributeKey.for_float("RelaxReward")
 _QUERY = timedelta(seconds=10)
 _QUERY_OF_ENDED = timedelta(seconds=3)
 """A run that is over can do without the answer."""
@@ -59,6 +66,10 @@ class Listed:
     open: bool
     state: str
     started: datetime
+    weights: int | None = None
+    """Newest weight version in the engines."""
+    reward: float | None = None
+    """Of the last batch."""
 
 
 class NobodyAnswersError(CommandError):
@@ -144,11 +155,19 @@ class Runs:
         if only_open:
             query += " AND ExecutionStatus = 'Running'"
         async for found in self._client.list_workflows(query):
-            state = found.search_attributes.get("RelaxState", [])
+            state = found.typed_search_attributes.get(_STATE)
             is_open = found.status is _RUNNING
             ended = found.status.name if found.status else "?"
-            shown = str(state[0]) if state and (is_open or ended == "COMPLETED") else ended
-            yield Listed(found.id, is_open, shown, found.start_time)
+            shown = state if state and (is_open or ended == "COMPLETED") else ended
+            known = found.typed_search_attributes
+            yield Listed(
+                run=found.id,
+                open=is_open,
+                state=shown,
+                started=found.start_time,
+                weights=known.get(_WEIGHTS),
+                reward=known.get(_REWARD),
+            )
 
     # --- pieces
 

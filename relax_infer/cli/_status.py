@@ -77,7 +77,10 @@ async def show_all(home: Path, *, as_json: bool, only_open: bool = False) -> Non
             )
         for each in () if as_json else runs:
             began = each.started.astimezone().strftime("%Y-%m-%d %H:%M")
-            typer.echo(f"{each.run:<24} {each.state:<10} {began}")
+            learned = "" if each.weights is None else f"  weights {each.weights}"
+            if each.reward is not None:
+                learned += f"  reward {each.reward:.3f}"
+            typer.echo(f"{each.run:<24} {each.state:<10} {began}{learned}")
 
 
 def document(glance: Glance, target: Target) -> dict[str, Any]:
@@ -105,5 +108,7 @@ def _line(each: Listed, target: Target) -> dict[str, Any]:
         "state": each.state,
         "open": each.open,
         "started": each.started.isoformat(),
+        "weight_version": each.weights,
+        "reward": each.reward,
         "web_ui": target.page_of(each.run),
     }

@@ -20,15 +20,23 @@ from relax_infer.machines import StepPhase
 
 EARLIER = 5
 """Steps whose times say what to expect."""
+_FRESH = 2.0
+"""Seconds after which replicas and load are asked for again."""
 _METRICS_TIMEOUT = 1.0
 _IN_FLIGHT = re.compile(r'relax_gateway_requests_in_flight\{role="(\w+)"\} ([\d.e+]+)')
 
 
 class Watcher:
-    """Looks at one run again and again; what cannot change is asked for once."""
+    """Looks at one run again and again; what cannot change is asked for once, and what costs a
+    worker something not at every look.
 
-    def __init__(self, runs: Runs, run: str) -> None:
-        self._runs, self._run = runs, run
+    Args:
+        detailed: also replicas, phases, load and earlier steps.
+    """
+
+    def __init__(self, runs: Runs, run: str, *, detailed: bool = True) -> None:
+        self._runs, self._run, self._detailed = runs, run, detailed
+        self._engines: tuple[float, tuple[GroupSnapshot, ...], dict[str, int]] | None = None
         self._results: dict[int, StepResult | None] = {}
         self._told: tuple[tuple[int, StepPhase], Told] | None = None
 
@@ -36,24 +44,31 @@ class Watcher:
         """Everything that somebody answers for; errors as of :meth:`Runs.glance`."""
         glance = await self._runs.glance(self._run, patience=patience)
         if glance.over:
-            results = await self._earlier(glance.run)
-            return replace(glance, last=_last(results))
-        groups, told, results, load, step_told = await asyncio.gather(
-            self._groups(glance.run),
-            self._history(glance),
-            self._earlier(glance.run),
-            _load(glance.run.gateway_url),
-            self._runs.told(f"{self._run}.step-{at_work(glance.run)}") if glance.step else _none(),
+            return replace(glance, last=_last(await self._earlier(glance.run)))
+        if glance.step is not None:
+            step_told = await self._runs.told(f"{self._run}.step-{at_work(glance.run)}")
+            glance = replace(glance, told=step_told or glance.told)
+        if not self._detailed:
+            return glance
+        (groups, load), told, results = await asyncio.gather(
+            self._replicas(glance.run), self._history(glance), self._earlier(glance.run)
         )
         return replace(
             glance,
-            told=step_told or glance.told,
             groups=groups,
             phases=told.phases(time.time()) if told is not None else (),
             expected=expected(results),
             load=load,
             last=_last(results),
         )
+
+    async def _replicas(self, run: RunStatus) -> tuple[tuple[GroupSnapshot, ...], dict[str, int]]:
+        """Engine groups and their load, a few seconds old at most."""
+        now = time.monotonic()
+        if self._engines is None or now - self._engines[0] > _FRESH:
+            groups, load = await asyncio.gather(self._groups(run), _load(run.gateway_url))
+            self._engines = (now, groups, load)
+        return self._engines[1:]
 
     async def _groups(self, run: RunStatus) -> tuple[GroupSnapshot, ...]:
         asked = (
@@ -116,10 +131,6 @@ async def step_result(runs: Runs, run: str, step: int) -> StepResult | None:
 
 def _last(results: list[StepResult]) -> StepResult | None:
     return results[-1] if results else None
-
-
-async def _none() -> None:
-    return None
 
 
 async def _load(gateway: str | None) -> dict[str, int]:
