@@ -53,7 +53,9 @@ Step = Annotated[
 Recipe = Annotated[
     str,
     typer.Argument(
-        help="Name of a shipped recipe, or a YAML file.", autocompletion=complete_recipe
+        help="Name of a shipped recipe, or a YAML file.",
+        metavar="RECIPE",
+        autocompletion=complete_recipe,
     ),
 ]
 Assignments = Annotated[

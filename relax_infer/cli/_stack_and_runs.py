@@ -106,9 +106,7 @@ def run(
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(
-            help="Run id; none: all runs.", metavar="[RUN]", autocompletion=complete_run
-        ),
+        typer.Argument(help="Run id; none: all runs.", metavar="RUN", autocompletion=complete_run),
     ] = None,
     watch: Annotated[
         bool,

@@ -2,8 +2,14 @@
 
 import io
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
+import termios
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -133,6 +139,37 @@ def test_a_watch_without_a_terminal_tells_every_change_in_a_line(
         code, output = watching.end()
     assert code == 0, output
     assert f"{run_id}  DONE" in output
+
+
+def test_a_watch_on_a_terminal_is_a_board_that_ends_with_the_run(
+    remote: Command, held: ScriptedWorld, run_id: str
+):
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (60, 120))
+    start = "from relax_infer.cli import main; main()"
+    watching = subprocess.Popen(
+        (sys.executable, "-c", start, "status", run_id, "--watch"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        with suppress(OSError):  # the terminal is closed when its last program has ended
+            while part := os.read(ours, 65536):
+                seen += part
+                if b"role in flight" in seen:
+                    held.go_on.set()
+        assert watching.wait(60) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+    shown = words(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()))
+    assert "pool default genrm ACTIVE under token" in shown
+    assert f"{run_id} DONE" in shown
 
 
 def test_a_watch_for_programs_is_a_document_a_line(
