@@ -51,12 +51,17 @@ install:
 	  echo "Making $(VENV) with $$("$$found" --version)"
 	  "$$found" -m venv $(VENV)
 	fi
-	echo "Installing the packages of $(LOCKS) into $(VENV), about 2.4 GB and two minutes"
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps $(addprefix -r ,$(LOCKS))
+	total=$$(cat $(LOCKS) | grep -c '^[A-Za-z0-9]')
+	echo "Installing the $$total packages of $(LOCKS) into $(VENV), about 2.4 GB and two minutes"
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --progress-bar off \
+	  $(addprefix -r ,$(LOCKS)) 2> >(grep -v '^WARNING' >&2) | \
+	  awk -v total=$$total -f lock/progress.awk
+	echo "Installing the tasks of reasoning-gym, which may be compiled here"
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r $(TASKS) || \
 	  echo "reasoning-gym was not installed (it needs a C compiler and Python's headers): recipes" \
 	    "with data.source reasoning_gym.* cannot run here, all others can" >&2
 	if [ -n "$(TORCH_INDEX)" ]; then
+	  echo "Installing torch from $(TORCH_INDEX)"
 	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall \
 	    --index-url "$(TORCH_INDEX)" $$(grep -E '^torch==' lock/requirements.lock)
 	fi
@@ -65,6 +70,7 @@ install:
 	    "machine without CUDA. Name an index with CPU builds: make TORCH_INDEX=URL" >&2
 	  exit 2
 	fi
+	echo "Installing relax-infer itself"
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	echo "$$wanted" > $(STAMP)
 	echo "Installed"
@@ -80,8 +86,17 @@ check: install
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# Two processes side by side, for two cores: the rules (model checker, workflows), and the rest.
+RULES := tests/machines tests/workflows
+UNIT := $(BIN)/python -m pytest -m "not real and not slow and not chaos" --durations=10 $(ARGS)
+
 unit: install
-	$(BIN)/python -m pytest -m "not real and not slow and not chaos" --durations=10 $(ARGS)
+	$(UNIT) $(RULES) > $(VENV)/rules.log 2>&1 & rules=$$!
+	code=0
+	$(UNIT) $(addprefix --ignore=,$(RULES)) || [ $$? -eq 5 ] || code=1
+	wait $$rules || [ $$? -eq 5 ] || code=1
+	cat $(VENV)/rules.log
+	exit $$code
 
 slow: install
 	$(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
@@ -96,9 +111,13 @@ bench: install
 
 # A process for each room: two of them must not share a Ray, and exit code 5 is "nothing chosen".
 real: install
+	took=""
 	for room in $$(grep -rlE 'mark\.real' tests --include='*.py' | cut -d/ -f1-2 | sort -u); do
+	  SECONDS=0
 	  $(BIN)/python -m pytest -m "real and not slow" --durations=5 $(ARGS) $$room || [ $$? -eq 5 ]
+	  took="$$took $${room#tests/} $${SECONDS}s"
 	done
+	echo "Real tests:$$took"
 
 up: install
 	@$(BIN)/python -m workers.local up --home .relax

@@ -14,7 +14,9 @@ from temporalio.worker import (
     Interceptor,
 )
 
+from activities._progress import told
 from relax_infer.contracts.failures import RelaxError, TransientError
+from relax_infer.contracts.faults import explain
 from relax_infer.contracts.fence import StaleFence
 
 _BEAT = 1.0
@@ -37,7 +39,10 @@ class _Boundary(ActivityInboundInterceptor):
             raise ApplicationError(
                 str(error), type=error.kind, non_retryable=error.kind != TransientError.kind
             ) from error
-        except (ValidationError, StaleFence) as error:
+        except ValidationError as error:
+            text = f"{error.title}: {explain(error)}"
+            raise ApplicationError(text, type="Permanent", non_retryable=True) from error
+        except StaleFence as error:
             raise ApplicationError(str(error), type="Permanent", non_retryable=True) from error
         except asyncio.CancelledError:
             if not activity.is_worker_shutdown():
@@ -49,13 +54,16 @@ class _Boundary(ActivityInboundInterceptor):
 
 @asynccontextmanager
 async def _beating() -> AsyncIterator[None]:
+    """Every beat carries what the activity told last: a later one without it would take it back."""
+
     async def beat() -> None:
         while True:
-            activity.heartbeat()
+            activity.heartbeat(*details)
             await asyncio.sleep(_BEAT)
 
-    task = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        task.cancel()
+    with told() as details:
+        task = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            task.cancel()

@@ -6,6 +6,7 @@ from typing import Any
 
 from temporalio import activity
 
+from activities._progress import teller
 from activities._run_files import recipe_of, store_of, task_of
 from relax_infer.contracts.batch import EvaluateRequest, PhaseRequest, PhaseResult
 from relax_infer.contracts.engines import EngineGroupSpec
@@ -56,8 +57,14 @@ async def _common(request: PhaseRequest | EvaluateRequest) -> dict[str, Any]:
         "recipe": recipe_of(request.run),
         "weight_version": request.weight_version,
         "settle": _settler(request.groups),
-        "beat": activity.heartbeat,
+        "beat": _counting(),
     }
+
+
+def _counting() -> Callable[[int, int], None]:
+    """How many groups are done, for whoever looks at the step."""
+    tell = teller()
+    return lambda done, groups: tell(f"{done} of {groups} groups")
 
 
 def _settler(groups: tuple[EngineGroupSpec, ...]) -> Callable[[str], Awaitable[int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from temporalio import activity
 
+from activities._progress import teller
 from activities._run_files import store_of
 from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
@@ -78,7 +79,18 @@ def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:
     if recipe.distilled and recipe.teacher:
         wanted["teacher"] = recipe.teacher.model
     tiny = [model.partition(":")[2] for model in wanted.values() if model.startswith("tiny:")]
-    made = ensure_models(folder, seed=recipe.seed, names=tiny) if tiny else {}
+    tell = teller()
+    made = (
+        ensure_models(
+            folder,
+            seed=recipe.seed,
+            names=tiny,
+            progress=lambda line: tell(f"trains the tiny models (once for this machine): {line}"),
+        )
+        if tiny
+        else {}
+    )
+    tell()
     return {
         role: made[model.partition(":")[2]] if model.startswith("tiny:") else Path(model)
         for role, model in wanted.items()

@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.worker import Worker
 
 from activities._boundary import ActivityBoundary
 from activities.registry import ACTIVITIES
 from relax_infer.contracts.policies import POLICIES, QUEUES
+from workers._converter import data_converter
 from workers._runner import FAILS_WORKFLOW, workflow_runner
 from workflows import WORKFLOWS
 
@@ -32,7 +32,7 @@ async def connect() -> Client:
     """A client by the standard Temporal environment configuration."""
     config = ClientConfig.load_client_connect_config()
     config.setdefault("target_host", "localhost:7233")
-    return await Client.connect(**config, data_converter=pydantic_data_converter)
+    return await Client.connect(**config, data_converter=data_converter())
 
 
 def make_worker(client: Client, queue: str, *, grace: float = 5.0) -> Worker:

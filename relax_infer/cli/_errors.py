@@ -1,5 +1,6 @@
 """How commands end: the four exit codes, and errors that say what to do."""
 
+import re
 import sys
 from enum import IntEnum
 from typing import Any
@@ -9,9 +10,12 @@ from typer.core import TyperGroup
 
 from relax_infer.contracts.failures import RelaxError
 
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for an option that there is not, which it does not export."""
+
 ORDER = (
-    *("up", "run", "status", "pause", "resume", "stop", "resolve", "report", "samples", "down"),
-    *("plan", "config", "doctor", "worker", "gateway"),
+    *("up", "run", "status", "pause", "resume", "stop", "resolve", "report", "samples", "logs"),
+    *("step", "steps", "runs", "down", "plan", "config", "doctor", "env", "worker", "gateway"),
 )
 INTERRUPTED = 130
 """Ctrl-C, as shells report it."""
@@ -56,9 +60,16 @@ class Commands(TyperGroup):
             raise typer.Exit(getattr(error, "code", Code.BAD_INPUT)) from error
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except _UsageError as error:
+            option = str(getattr(error, "option_name", ""))
+            if re.fullmatch(r"-\d+", option):
+                complain(f"{option} is below 0; steps are numbered from 0.")
+                raise typer.Exit(Code.BAD_INPUT) from error
+            raise
 
 
 def complain(text: str) -> None:
     """One error, to stderr."""
+    text = text if text[-1:] in ".:;!?…" else f"{text}."
     head = typer.style("Error:", fg="red", bold=True) if sys.stderr.isatty() else "Error:"
     typer.echo(f"{head} {text}", err=True)

@@ -9,10 +9,19 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from relax_infer.cli._board import board
 from relax_infer.cli._errors import Code
 from relax_infer.cli._glance import Glance
-from relax_infer.cli._runs import NobodyAnswersError, Runs, heed_interrupt
-from relax_infer.cli._view import blocked_lines, finished_line, panel, state_line, work_line
+from relax_infer.cli._runs import NobodyAnswersError, heed_interrupt
+from relax_infer.cli._view import (
+    blocked_lines,
+    finished_line,
+    phase_line,
+    replica_line,
+    state_line,
+    work_line,
+)
+from relax_infer.cli._watching import Watcher
 from relax_infer.machines import RunState
 
 POLL = 0.5
@@ -30,10 +39,17 @@ class View(Protocol):
 
 
 class Lines:
-    """What changed, a line each; for logs and pipes."""
+    """What changed, a line each; for logs and pipes.
 
-    def __init__(self, say: Callable[[str], object] = typer.echo) -> None:
-        self._say = say
+    Args:
+        detailed: also what replicas do, and how long each phase took.
+    """
+
+    def __init__(
+        self, say: Callable[[str], object] = typer.echo, *, detailed: bool = False
+    ) -> None:
+        self._say, self._detailed = say, detailed
+        self._phases = 0.0
         self._last: dict[str, str] = {}
         self._finished = -1
 
@@ -43,9 +59,20 @@ class Lines:
                 self._finished = progress.step
                 self._say(finished_line(progress))
         self._once("state", state_line(glance))
+        if self._detailed:
+            self._details(glance)
         if (work := work_line(glance)) is not None and not glance.over:
             self._once("work", work)
         self._last.pop("silent", None)
+
+    def _details(self, glance: Glance) -> None:
+        for phase in glance.phases[:-1]:
+            if phase.started > self._phases:
+                self._phases = phase.started
+                self._say(phase_line(glance, phase))
+        for group in glance.groups:
+            for replica in group.replicas:
+                self._once(f"{group.role}/{replica.engine_id}", replica_line(group, replica))
 
     def silent(self, why: str) -> None:
         self._once("silent", why)
@@ -70,23 +97,23 @@ class Panel:
 
     def show(self, glance: Glance) -> None:
         self._glance = glance
-        self._live.update(panel(glance, self._page))
+        self._live.update(board(glance, self._page))
 
     def silent(self, why: str) -> None:
         if self._glance is not None:
-            self._live.update(panel(self._glance, self._page, note=why))
+            self._live.update(board(self._glance, self._page, note=why))
 
     def close(self) -> None:
         self._live.stop()
 
 
-def make_view(page: str | None) -> View:
-    """A panel on a terminal, lines anywhere else."""
+def make_view(page: str | None, *, detailed: bool = False) -> View:
+    """A board on a terminal, lines anywhere else."""
     console = Console()
-    return Panel(console, page) if console.is_terminal else Lines()
+    return Panel(console, page) if console.is_terminal else Lines(detailed=detailed)
 
 
-async def follow(runs: Runs, run: str, view: View) -> Glance:
+async def follow(watcher: Watcher, view: View) -> Glance:
     """Look again and again; the look at which the run was done, failed or blocked.
 
     A worker or a server that is away is waited for: the run is theirs to lose, not ours.
@@ -95,7 +122,7 @@ async def follow(runs: Runs, run: str, view: View) -> Glance:
     try:
         while True:
             try:
-                glance = await runs.glance(run)
+                glance = await watcher.look()
             except NobodyAnswersError as error:
                 heed_interrupt()
                 if time.monotonic() - heard > _SILENCE:

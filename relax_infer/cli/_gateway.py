@@ -9,15 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from relax_infer.cli._errors import CommandError
+from relax_infer.cli._examples import epilog
 from relax_infer.cli._options import app
 from relax_infer.discovery import Role
 
 _LOCAL = "127.0.0.1"
 
 
-@app.command()
+@app.command(epilog=epilog("gateway"))
 def gateway(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="To listen on; 0: any free one.")],
     registry: Annotated[
         Path, typer.Option(metavar="FILE", help="JSON or YAML: role to its schema 2 document.")
     ],

@@ -27,6 +27,8 @@ class LocalStack:
     """What a driver needs to join its Ray; None if that asks for nothing."""
     gpus: int | None = None
     """GPUs of its Ray head; None if the record does not say."""
+    ray_folder: Path | None = None
+    """Ray's sockets and logs while it runs."""
 
     @property
     def dead(self) -> tuple[str, ...]:
@@ -68,6 +70,7 @@ def read_stack(home: Path) -> LocalStack | None:
             },
             ray_token_file=document.get("ray_token_file"),
             gpus=document.get("gpus"),
+            ray_folder=Path(folder) if (folder := document.get("ray_folder")) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""What can be looked at without a run: plan, config, doctor; and the worker's own process."""
+"""What needs no run: plan, config, doctor, env; and the worker's own process."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from relax_infer.cli._errors import Code
+from relax_infer.cli._examples import epilog
 from relax_infer.cli._options import HOME, Assignments, Home, Json, Recipe, app
 
 config = typer.Typer(no_args_is_help=True, help="Recipes.")
@@ -23,7 +24,7 @@ class Queue(StrEnum):
     TRAIN = "relax-train"
 
 
-@app.command()
+@app.command(epilog=epilog("plan"))
 def plan(
     recipe: Recipe,
     assignments: Assignments = None,
@@ -49,26 +50,48 @@ def plan(
         raise typer.Exit(Code.BAD_INPUT)
 
 
-@config.command()
+@config.command(epilog=epilog("config show"))
 def show(
     recipe: Recipe,
     assignments: Assignments = None,
+    resolved: Annotated[
+        bool,
+        typer.Option(
+            "--resolved",
+            help="Also fill in what other fields and this machine decide: GPUs of each role, Ray's"
+            " shares, folders.",
+        ),
+    ] = False,
     as_json: Json = False,
+    home: Home = HOME,
 ) -> None:
     """A recipe with every default filled in, as YAML."""
     import json
 
     import yaml
 
-    from relax_infer.cli._recipes import load
+    from relax_infer.cli._recipes import load, resolve
     from relax_infer.config import parse_overrides
 
-    document = load(recipe, parse_overrides(assignments or [])).model_dump(mode="json")
+    if resolved:
+        document = resolve(recipe, assignments or [], home).model_dump(mode="json")
+    else:
+        document = load(recipe, parse_overrides(assignments or [])).model_dump(mode="json")
     text = json.dumps(document, indent=2) if as_json else yaml.safe_dump(document, sort_keys=False)
     typer.echo(text.rstrip())
 
 
-@app.command()
+@config.command(epilog=epilog("config schema"))
+def schema() -> None:
+    """The JSON schema of recipes, for editors and checkers."""
+    import json
+
+    from relax_infer.config.schema import recipe_schema
+
+    typer.echo(json.dumps(recipe_schema(), indent=2))
+
+
+@app.command(epilog=epilog("doctor"))
 def doctor(as_json: Json = False, home: Home = HOME) -> None:
     """What this machine has, what is missing, and what to do. Exit code 1 if something must be."""
     from relax_infer.cli._doctor import examine
@@ -80,7 +103,30 @@ def doctor(as_json: Json = False, home: Home = HOME) -> None:
         raise typer.Exit(Code.FAILED)
 
 
-@app.command()
+@app.command(epilog=epilog("env"))
+def env(as_json: Json = False, home: Home = HOME) -> None:
+    """Variables that lead Temporal's own tools to the local stack, for a shell to evaluate."""
+    import json
+    import shlex
+
+    from relax_infer.cli._errors import CommandError
+    from relax_infer.cli._home import read_stack
+
+    stack = read_stack(home)
+    if stack is None:
+        raise CommandError(f"No local stack in {home}.", cure="Start one with `relax-infer up`.")
+    variables = {
+        "TEMPORAL_ADDRESS": stack.temporal_address,
+        "TEMPORAL_NAMESPACE": stack.temporal_namespace,
+    }
+    if as_json:
+        typer.echo(json.dumps(variables, indent=2))
+        return
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+@app.command(epilog=epilog("worker"))
 def worker(
     queues: Annotated[
         list[Queue] | None, typer.Option("--queue", help="Task queue, repeatable [all].")

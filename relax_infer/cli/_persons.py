@@ -1,43 +1,47 @@
-"""What a person asks of a run: pause, resume, stop, resolve, report."""
+"""What a person asks of a run: pause, resume, stop, resolve, step retry."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from relax_infer.cli._errors import CommandError
-from relax_infer.cli._options import HOME, Home, Json, Run, app
+from relax_infer.cli._examples import epilog
+from relax_infer.cli._options import HOME, Home, Run, Step, Who, Why, app
 
 if TYPE_CHECKING:
     from relax_infer.cli._runs import Runs
-    from relax_infer.contracts.run import RunStatus
+    from relax_infer.contracts.run import ResolveRun, RunStatus
+
+step = typer.Typer(no_args_is_help=True, help="One step of a run: why it is where it is.")
+app.add_typer(step, name="step")
 
 
-@app.command()
+@app.command(epilog=epilog("pause"))
 def pause(run: Run, home: Home = HOME) -> None:
     """End the current step and begin no other."""
-    _ask(home, lambda runs: runs.ask(run, "pause"))
+    _ask(home, run, "pause")
 
 
-@app.command()
+@app.command(epilog=epilog("resume"))
 def resume(run: Run, home: Home = HOME) -> None:
     """Go on after a pause."""
-    _ask(home, lambda runs: runs.ask(run, "resume"))
+    _ask(home, run, "resume")
 
 
-@app.command()
+@app.command(epilog=epilog("stop"))
 def stop(run: Run, home: Home = HOME) -> None:
     """End the run after the current step; its files stay."""
-    _ask(home, lambda runs: runs.ask(run, "stop"))
+    _ask(home, run, "stop")
 
 
-@app.command()
+@app.command(epilog=epilog("resolve"))
 def resolve(
     run: Run,
-    who: Annotated[str, typer.Option(help="Your name; it is kept with the run.")],
-    why: Annotated[str, typer.Option(help="What you saw, or changed.")],
+    who: Who,
+    why: Why,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the run; without: try again.")] = False,
     restart: Annotated[
         bool,
@@ -54,10 +58,7 @@ def resolve(
     home: Home = HOME,
 ) -> None:
     """Answer a run that is BLOCKED."""
-    if not who.strip() or not why.strip():
-        raise CommandError(
-            "--who and --why must not be empty.", cure="They are kept with the run's history."
-        )
+    _check_words(who, why)
     if stop and restart:
         raise CommandError("--stop and --restart exclude each other.", cure="Choose one.")
     from relax_infer.contracts.run import ResolveRun
@@ -68,52 +69,45 @@ def resolve(
         action="stop" if stop else "restart" if restart else "retry",
         confirm_released=confirm_released,
     )
-    _ask(home, lambda runs: runs.resolve(run, resolution))
+    _ask(home, run, "resolve", resolution)
 
 
-@app.command()
-def report(
-    run: Run,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The HTML file [RUN.html].")
-    ] = None,
-    home: Home = HOME,
-) -> None:
-    """Write one HTML file about a run: curves, steps, who held the GPUs when."""
-    from relax_infer.cli._reports import report_of
+@step.command(epilog=epilog("step retry"))
+def retry(run: Run, number: Step, who: Who, why: Why, home: Home = HOME) -> None:
+    """Try a step again that gave up. What it staged, trained or synced is not done twice."""
+    _check_words(who, why)
+    from relax_infer.cli._steps import retry_step
+    from relax_infer.contracts.run import ResolveRun
 
-    typer.echo(f"Report: {asyncio.run(report_of(home, run, out or Path(f'{run}.html')))}")
+    resolution = ResolveRun(who=who, why=why)
+    _say(retry_step(home, run, number, resolution))
 
 
-@app.command()
-def samples(
-    run: Run,
-    step: Annotated[int, typer.Argument(min=0, help="Number of the step.", metavar="STEP")],
-    group: Annotated[int | None, typer.Option(min=0, help="Only this prompt's samples.")] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD<VALUE", help="Only samples like 'reward<0.5'; repeatable."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Samples to show at most.")] = 20,
-    as_json: Json = False,
-    home: Home = HOME,
-) -> None:
-    """The staged samples of a step: scored ones, or what there is of them by now."""
-    from relax_infer.cli._samples import find, show_samples
-
-    found = asyncio.run(find(home, run, step, group, where or []))
-    show_samples(found, run, step, limit, as_json=as_json)
+def _check_words(who: str, why: str) -> None:
+    if not who.strip() or not why.strip():
+        raise CommandError(
+            "--who and --why must not be empty.", cure="They are kept with the run's history."
+        )
 
 
-def _ask(home: Path, ask: "Callable[[Runs], Awaitable[RunStatus]]") -> None:
-    typer.echo(asyncio.run(_answer(home, ask)))
+def _ask(home: Path, run: str, request: Any, resolution: "ResolveRun | None" = None) -> None:
+    from relax_infer.cli._asking import ask
+
+    _say(_connected(home, lambda runs: ask(runs, run, request, resolution)))
 
 
-async def _answer(home: Path, ask: "Callable[[Runs], Awaitable[RunStatus]]") -> str:
-    from relax_infer.cli._glance import Glance
+async def _connected(
+    home: Path, work: "Callable[[Runs], Coroutine[Any, Any, RunStatus]]"
+) -> "RunStatus":
     from relax_infer.cli._runs import Runs
     from relax_infer.cli._server import connected
-    from relax_infer.cli._view import state_line
 
     async with connected(home) as server:
-        return state_line(Glance(await ask(Runs(server.client, server.target.address))))
+        return await work(Runs(server.client, server.target.address))
+
+
+def _say(answer: "Coroutine[Any, Any, RunStatus]") -> None:
+    from relax_infer.cli._glance import Glance
+    from relax_infer.cli._view import state_line
+
+    typer.echo(state_line(Glance(asyncio.run(answer))))

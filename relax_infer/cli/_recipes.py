@@ -59,6 +59,37 @@ def load(recipe: str, overrides: dict[str, Any]) -> Recipe:
         raise RecipeError(f"{recipe} cannot be read: {error}") from error
 
 
+def resolve(recipe: str, assignments: list[str], home: Path) -> Recipe:
+    """The recipe as a run on the local stack of ``home`` would use it: also what other fields
+    decide is filled in. It plans to the same placement; errors as of :func:`check`.
+    """
+    checked = check(recipe, assignments)
+    plan, read = checked.plan, checked.recipe
+    changes: dict[str, Any] = {
+        "mode": plan.mode,
+        "cluster.gpus_per_node": plan.gpus_per_node,
+        "staging.url": read.staging.url or (home.resolve() / "store").as_uri(),
+    }
+    for role in _MODELS:
+        section = getattr(read, role)
+        if section is None:
+            continue
+        placed = [p for p in plan.placements if p.role == role]
+        if placed and section.num_gpus is None:
+            changes[f"{role}.num_gpus"] = sum(p.num_gpus for p in placed)
+        first = getattr(section, "model_id", placed[0].model_id if placed else None)
+        engines = [(first, role, section.engine)]
+        for number, extra in enumerate(section.extra_models):
+            engines.append((extra.model_id, f"{role}.extra_models.{number}", extra.engine))
+        shares = {p.model_id: p.ray_gpu_fraction for p in placed}
+        changes |= {
+            f"{field}.engine.ray_gpu_fraction": shares[model]
+            for model, field, engine in engines
+            if engine.ray_gpu_fraction == "auto" and model in shares
+        }
+    return load_recipe(read.model_dump(mode="json", exclude_none=True), changes)
+
+
 def check_run_id(run: str) -> str:
     """Ids of a run's parts are made from its own with dots; folders and actors are named after it.
 

@@ -1,6 +1,7 @@
 """``relax-infer run``: from a recipe to the last step, on a stack that is started if none runs."""
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,10 +14,12 @@ from relax_infer.cli._glance import Glance
 from relax_infer.cli._home import LocalStack, read_stack
 from relax_infer.cli._local import end_stack, start_stack
 from relax_infer.cli._machine import gpu_count
+from relax_infer.cli._options import said_home
 from relax_infer.cli._recipes import Checked, check, check_run_id
 from relax_infer.cli._reports import report
 from relax_infer.cli._runs import NobodyAnswersError, Runs
 from relax_infer.cli._server import Server, connected, find_target
+from relax_infer.cli._watching import Watcher
 from relax_infer.config import require_runnable
 from relax_infer.contracts.failures import RelaxError
 
@@ -63,7 +66,8 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
             raise
         if not isinstance(error, KeyboardInterrupt):
             raise
-        typer.echo(f"Run {begun.run} goes on; `relax-infer status {begun.run}` looks at it.")
+        look = f"relax-infer status {begun.run}{said_home(wishes.home)}"
+        typer.echo(f"Run {begun.run} goes on; `{look}` looks at it.")
         return INTERRUPTED
     if glance is None:
         return Code.DONE
@@ -119,7 +123,11 @@ async def _begin_and_watch(wishes: Wishes, checked: Checked, begun: _Begun) -> G
         page = server.target.page_of(begun.run)
         if page is not None:
             typer.echo(f"Web UI: {page}")
-        return await follow(runs, begun.run, make_view(page)) if wishes.watch else None
+        if not wishes.watch:
+            return None
+        # Plain lines have no room for what costs more.
+        watcher = Watcher(runs, begun.run, detailed=sys.stdout.isatty())
+        return await follow(watcher, make_view(page))
 
 
 async def _start_as(runs: Runs, server: Server, checked: Checked, run: str) -> str:

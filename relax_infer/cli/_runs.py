@@ -1,10 +1,11 @@
 """Runs as a client sees them: start, look, ask. By type name and id only."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
@@ -16,25 +17,31 @@ from temporalio.client import (
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowQueryFailedError,
-    WorkflowUpdateFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import (
+    SearchAttributeKey,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import FailureError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from relax_infer.cli._errors import CommandError, UnansweredError
+from relax_infer.cli._errors import CommandError
 from relax_infer.cli._glance import Glance
-from relax_infer.contracts.base import Message
+from relax_infer.cli._pending import Pending, pending_of
 from relax_infer.contracts.lease import LeaseStatus
-from relax_infer.contracts.run import ResolveRun, RunInput, RunStatus, StepStatus
+from relax_infer.contracts.run import RunInput, RunStatus, StepStatus
 from relax_infer.machines import RUN, RunState
 
 WORKFLOW, QUEUE = "TrainingRun", "relax"
+_STATE = SearchAttributeKey.for_keyword("RelaxState")
+_WEIGHTS = SearchAttributeKey.for_int("RelaxWeightVersion")
+_REWARD = SearchAttributeKey.for_float("RelaxReward")
 _QUERY = timedelta(seconds=10)
 _QUERY_OF_ENDED = timedelta(seconds=3)
 """A run that is over can do without the answer."""
-_UPDATE = 60.0
+_AGAIN = 0.5
+"""Seconds before a worker that did not answer is asked again."""
 _RUNNING = WorkflowExecutionStatus.RUNNING
 _SILENT = (
     RPCStatusCode.ABORTED,
@@ -48,8 +55,7 @@ _SILENT = (
 )
 """What Temporal answers while no worker is there for a query, or it is itself on its way."""
 
-M = TypeVar("M", bound=Message)
-Request = Literal["pause", "resume", "stop"]
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,10 @@ class Listed:
     open: bool
     state: str
     started: datetime
+    weights: int | None = None
+    """Newest weight version in the engines."""
+    reward: float | None = None
+    """Of the last batch."""
 
 
 class NobodyAnswersError(CommandError):
@@ -97,13 +107,27 @@ class Runs:
         described = await self._describe(run)
         return None if described is None else described.status is _RUNNING
 
-    async def glance(self, run: str) -> Glance:
+    async def glance(self, run: str, *, patience: float = 0.0) -> Glance:
         """The run, its step at work and its lease.
+
+        Args:
+            patience: seconds for which a worker that does not answer is asked again.
 
         Raises:
             CommandError: there is no such run.
             NobodyAnswersError: it goes on and no worker answers.
         """
+        status, told = await self.status(run, patience=patience)
+        if status.state in RUN.terminal:
+            return Glance(status)
+        step, lease = await asyncio.gather(
+            self.query(f"{run}.step-{at_work(status)}", "status", StepStatus),
+            self.query(status.lease, "state", LeaseStatus),
+        )
+        return Glance(status, step, lease, told)
+
+    async def status(self, run: str, *, patience: float = 0.0) -> tuple[RunStatus, str | None]:
+        """The run alone, and what its activities at work tell; errors as of :meth:`glance`."""
         described = await self._describe(run)
         if described is None:
             raise CommandError(
@@ -112,31 +136,18 @@ class Runs:
             )
         handle = self._client.get_workflow_handle(run, run_id=described.run_id)
         if described.status is not _RUNNING:
-            return Glance(await self._ended(handle, described))
-        status = await self._query(handle, "status", RunStatus)
-        if status is None:
-            raise NobodyAnswersError(
-                f"Run {run} is there, and no worker answers for it.",
-                cure="`relax-infer up` or `relax-infer worker` starts one; the run then goes on.",
-            )
-        step, lease = await asyncio.gather(
-            self._query_of(f"{run}.step-{_at_work(status)}", "status", StepStatus),
-            self._query_of(status.lease, "state", LeaseStatus),
-        )
-        return Glance(status, step, lease)
-
-    async def ask(self, run: str, request: Request) -> RunStatus:
-        """Pause, resume or stop it.
-
-        Raises:
-            CommandError: it is not legal now.
-            UnansweredError: nobody said what became of it.
-        """
-        return await self._update(run, request)
-
-    async def resolve(self, run: str, resolution: ResolveRun) -> RunStatus:
-        """A person's answer to a BLOCKED run; errors as of :meth:`ask`."""
-        return await self._update(run, "resolve", resolution)
+            return await self._ended(handle, described), None
+        told = pending_of(described).told
+        end = time.monotonic() + patience
+        while (status := await self._query(handle, "status", RunStatus)) is None:
+            if time.monotonic() >= end:
+                raise NobodyAnswersError(
+                    f"Run {run} is there; no worker answers, or it is busy.",
+                    cure="Try again in a minute; if there is none, `relax-infer up` or"
+                    " `relax-infer worker` starts one. The run then goes on.",
+                )
+            await asyncio.sleep(_AGAIN)
+        return status, told
 
     async def list(self, *, only_open: bool = False) -> AsyncIterator[Listed]:
         """Newest first."""
@@ -144,13 +155,25 @@ class Runs:
         if only_open:
             query += " AND ExecutionStatus = 'Running'"
         async for found in self._client.list_workflows(query):
-            state = found.search_attributes.get("RelaxState", [])
+            state = found.typed_search_attributes.get(_STATE)
             is_open = found.status is _RUNNING
             ended = found.status.name if found.status else "?"
-            shown = str(state[0]) if state and (is_open or ended == "COMPLETED") else ended
-            yield Listed(found.id, is_open, shown, found.start_time)
+            shown = state if state and (is_open or ended == "COMPLETED") else ended
+            known = found.typed_search_attributes
+            yield Listed(
+                run=found.id,
+                open=is_open,
+                state=shown,
+                started=found.start_time,
+                weights=known.get(_WEIGHTS),
+                reward=known.get(_REWARD),
+            )
 
     # --- pieces
+
+    @property
+    def client(self) -> Client:
+        return self._client
 
     async def _describe(self, run: str) -> WorkflowExecutionDescription | None:
         try:
@@ -181,7 +204,7 @@ class Runs:
         try:
             return await typed.result(rpc_timeout=_QUERY)
         except WorkflowFailureError as failure:
-            error = _words(failure.cause)
+            error = words_of(failure.cause)
         status = await self._query(handle, "status", RunStatus, _QUERY_OF_ENDED)
         if status is not None and status.state in RUN.terminal:
             return status
@@ -195,7 +218,22 @@ class Runs:
             update={"state": RunState.FAILED, "doing": "has failed", "error": error}
         )
 
-    async def _query_of(self, workflow: str | None, query: str, kind: type[M]) -> M | None:
+    async def told(self, workflow: str) -> str | None:
+        """What the activities at work of any workflow tell; None if nothing."""
+        pending = await self.pending(workflow)
+        return pending.told if pending is not None else None
+
+    async def pending(self, workflow: str) -> Pending | None:
+        """What a workflow waits for; None if there is none of that id."""
+        try:
+            handle = self._client.get_workflow_handle(workflow)
+            return pending_of(await handle.describe(rpc_timeout=_QUERY))
+        except RPCError:
+            heed_interrupt()
+            return None
+
+    async def query(self, workflow: str | None, query: str, kind: type[M]) -> M | None:
+        """What a workflow answers; None if there is none of that id, or nobody answers for it."""
         if workflow is None:
             return None
         return await self._query(self._client.get_workflow_handle(workflow), query, kind)
@@ -218,31 +256,6 @@ class Runs:
                 return None
             raise
 
-    async def _update(self, run: str, update: str, *arguments: Message) -> RunStatus:
-        before = (await self.glance(run)).run
-        if before.state in RUN.terminal:
-            raise CommandError(f"Run {run} is over ({before.state}): {update} comes too late.")
-        handle = self._client.get_workflow_handle(run)
-        try:
-            async with asyncio.timeout(_UPDATE):
-                return await handle.execute_update(
-                    update, args=list(arguments), result_type=RunStatus
-                )
-        except WorkflowUpdateFailedError as error:
-            raise CommandError(f"Run {run}: {_words(error.cause)}.") from error
-        except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
-            raise UnansweredError(
-                f"Run {run} did not answer `{update}` within {_UPDATE:.0f} s; it may yet do it.",
-                cure=f"`relax-infer status {run}` says where it stands.",
-            ) from error
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                raise CommandError(f"Run {run} has just ended: {update} came too late.") from error
-            raise UnansweredError(
-                f"Run {run}, `{update}`: Temporal says {error.message}.",
-                cure=f"`relax-infer status {run}` says where the run stands.",
-            ) from error
-
 
 async def polled(client: Client) -> bool:
     """Whether any worker asked for workflow tasks in the last minutes."""
@@ -257,12 +270,12 @@ async def polled(client: Client) -> bool:
     return len(described.pollers) > 0
 
 
-def _at_work(status: RunStatus) -> int:
+def at_work(status: RunStatus) -> int:
     """Number of the step that follows the last finished one."""
     return status.progress[-1].step + 1 if status.progress else 0
 
 
-def _words(cause: BaseException) -> str:
+def words_of(cause: BaseException) -> str:
     return (cause.message if isinstance(cause, FailureError) else str(cause)).rstrip(".")
 
 

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from relax_infer.cli._completion import complete_run
 from relax_infer.cli._errors import CommandError
-from relax_infer.cli._options import HOME, Assignments, Home, Json, Memory, Recipe, app
+from relax_infer.cli._examples import epilog
+from relax_infer.cli._options import HOME, Assignments, Home, Json, Memory, Recipe, app, said_home
 
 
-@app.command()
+@app.command(epilog=epilog("up"))
 def up(
     home: Home = HOME,
     gpus: Annotated[
@@ -20,9 +22,21 @@ def up(
     ] = None,
     memory_gib: Memory = None,
     worker: Annotated[bool, typer.Option(help="With a worker.")] = True,
-    temporal_port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
-    ui_port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
-    ray_port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    temporal_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Of the Temporal server [7233 if it is free, else another]."
+        ),
+    ] = None,
+    ui_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Of Temporal's web UI [8233 if it is free, else another]."
+        ),
+    ] = None,
+    ray_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of the Ray head [a free one].")
+    ] = None,
 ) -> None:
     """Start the local stack: Temporal, Ray and a worker. Starts again what has died of it."""
     from relax_infer.cli._local import start_stack
@@ -39,10 +53,10 @@ def up(
     typer.echo(f"Web UI:   {stack.temporal_ui}")
     typer.echo(f"Temporal: {stack.temporal_address}")
     typer.echo(f"Ray:      {stack.ray_address}")
-    typer.echo("Next:     relax-infer run quickstart")
+    typer.echo(f"Next:     relax-infer run quickstart{said_home(home)}")
 
 
-@app.command()
+@app.command(epilog=epilog("down"))
 def down(home: Home = HOME) -> None:
     """End every process of the local stack. Runs and their files stay; `up` goes on with them."""
     from relax_infer.cli._local import end_stack
@@ -50,11 +64,15 @@ def down(home: Home = HOME) -> None:
     end_stack(home, typer.echo)
 
 
-@app.command()
+@app.command(epilog=epilog("run"))
 def run(
     recipe: Recipe,
     run_id: Annotated[
-        str | None, typer.Option(help="Id of a new run, or of one that goes on: attach to it.")
+        str | None,
+        typer.Option(
+            help="Id of a new run, or of one that goes on: attach to it.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     assignments: Assignments = None,
@@ -84,19 +102,35 @@ def run(
     raise typer.Exit(carry_out(recipe, assignments or [], steps, wishes))
 
 
-@app.command()
+@app.command(epilog=epilog("status"))
 def status(
-    run: Annotated[str | None, typer.Argument(help="Run id; none: all runs.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run id; none: all runs.", metavar="RUN", autocompletion=complete_run),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Go on until the run is over or waits for a person."),
+    ] = False,
     as_json: Json = False,
     home: Home = HOME,
 ) -> None:
-    """Where a run stands, or all of them. Of one run: exit code 1 if it failed, 3 if blocked."""
-    from relax_infer.cli._status import show_all, show_one
+    """Where a run stands, or all of them. Of one run: exit code 1 if it failed, 3 if blocked.
 
+    With --watch a board on a terminal, a line for every change anywhere else, and with --json a
+    document for every change.
+    """
+    from relax_infer.cli._status import show_all, show_one, watch_one
+
+    if run is None and watch:
+        raise CommandError(
+            "--watch is for one run.", cure="Name it: relax-infer status RUN --watch."
+        )
     if run is None:
         asyncio.run(show_all(home, as_json=as_json))
-    else:
-        raise typer.Exit(asyncio.run(show_one(home, run, as_json=as_json)))
+        return
+    show = watch_one if watch else show_one
+    raise typer.Exit(asyncio.run(show(home, run, as_json=as_json)))
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from relax_infer.config.recipe import Recipe
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.faults import explain, hint, models_in, takes_nothing
 
 
 class RecipeError(PermanentError, ValueError):
@@ -31,8 +32,9 @@ def load_recipe(
 
     Args:
         recipe: a shipped recipe's name, the path of a YAML file, or the recipe as a mapping.
-        overrides: dotted keys and values put over it; a value of None removes the key. The
-            items of a list have numbers from 0: ``genrm.extra_models.0.engine.replicas``.
+        overrides: dotted keys and values put over it; a value of None removes a key that may be
+            absent. The items of a list have numbers from 0:
+            ``genrm.extra_models.0.engine.replicas``.
 
     Raises:
         RecipeError: names the file, each wrong field with its value, and what is allowed.
@@ -40,11 +42,13 @@ def load_recipe(
     document, origin = _read(recipe)
     document = copy.deepcopy(document)
     for key, value in (overrides or {}).items():
+        if value is None:
+            _check_removal(key, origin)
         _override(document, key, value, origin)
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:
-        raise RecipeError(f"{origin}: {_explain(error)}") from None
+        raise RecipeError(f"{origin}: {explain(error, Recipe)}") from None
 
 
 def recipe_sha256(recipe: Recipe) -> str:
@@ -104,6 +108,39 @@ def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:
     return cast("dict[str, Any]", document), origin
 
 
+def _check_removal(key: str, origin: str) -> None:
+    """
+    Raises:
+        RecipeError: no recipe has such a key, or every recipe has it, with its default if need be.
+    """
+    here: Any = Recipe
+    parts = key.split(".")
+    for number, part in enumerate(parts):
+        if part.isdecimal():
+            continue
+        field = here.model_fields.get(part)
+        if field is None:
+            wrong = parts[: number + 1]
+            raise RecipeError(
+                f"{origin}: {'.'.join(wrong)}: no such field, got null; {hint(wrong, Recipe)}"
+            )
+        below = next(models_in(field.annotation), None)
+        if number == len(parts) - 1:
+            if takes_nothing(field.annotation):
+                return
+            inside = next(iter(below.model_fields), "") if below is not None else ""
+            cure = (
+                f"Every recipe has this section: set its fields, for instance {key}.{inside}, or"
+                " leave it out to have its defaults."
+                if below is not None
+                else "Leave it out to have the recipe's value."
+            )
+            raise RecipeError(f"{origin}: {key} may not be null", cure=cure)
+        if below is None:
+            return  # a key of a mapping that the recipe does not know inside
+        here = below
+
+
 def _override(document: dict[str, Any], key: str, value: Any, origin: str) -> None:
     *parents, last = key.split(".")
     here: dict[str, Any] | list[Any] = document
@@ -131,19 +168,3 @@ def _below(here: dict[str, Any] | list[Any], key: str) -> Any:
     if isinstance(here, dict):
         return here.get(key)
     return here[int(key)] if key.isdecimal() and int(key) < len(here) else None
-
-
-def _explain(error: ValidationError) -> str:
-    faults: list[str] = []
-    for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"])
-        message = fault["msg"].removeprefix("Value error, ")
-        given = fault.get("input")
-        shown = f", got {given!r}" if isinstance(given, (str, int, float, bool)) else ""
-        if fault["type"] == "greater_than_equal" and fault.get("ctx") == {"ge": 1}:
-            message = "must be a positive whole number"
-        if fault["type"] == "extra_forbidden":
-            message = "no such field"
-            shown = ""
-        faults.append(f"{where}: {message}{shown}" if where else message)
-    return "; ".join(faults)

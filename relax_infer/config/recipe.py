@@ -227,14 +227,17 @@ class Train(Section):
     offload: bool = True
     """The trainer lets its GPUs go between its turns; false only in mode decoupled."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Of AdamW, the same for every step."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW."""
+    """Of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Of AdamW."""
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     """Global gradient norm."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
+    """The other end of that range."""
     mini_batches: Positive = 2
     """Optimizer steps of one pass over the batch."""
     advantage_eps: Annotated[float, Field(gt=0)] = 1e-4

@@ -4,6 +4,7 @@
 page and the models differ.
 """
 
+import re
 import sys
 from pathlib import Path
 from types import UnionType
@@ -17,7 +18,8 @@ _HEAD = """# Recipe
 
 Made from `relax_infer/config/recipe.py` by `make reference`; do not edit.
 A recipe is YAML. Unknown fields are refused; every error names file, field and value.
-`--set section.field=value` overrides one field, `--set section=null` removes a section.
+`--set section.field=value` overrides one field, `--set section=null` removes a section that may be
+absent; `relax-infer config schema` is the same for editors ([command line](cli.md#recipes)).
 `[]` is an item of a list; `--set` names it by its number from 0.
 """
 
@@ -44,14 +46,21 @@ def _sections(prefix: str, section: type[Section], told: dict[type[Section], str
         kind = "list of sections" if _is_list(field.annotation) else "section"
         optional = "" if field.is_required() else " (optional)"
         if inner in told:
-            as_there = f"Fields as in [`{told[inner]}`](#{told[inner]}). {text}".strip()
+            as_there = f"Fields as in [`{told[inner]}`](#{anchor(told[inner])}). {text}".strip()
             rows.append(f"| `{where}` | {kind}{optional} | | {as_there} |")
         else:
             rows.append(
-                f"| [`{where}`](#{where}) | {kind}{optional} | | {text} |".replace("  ", " ")
+                f"| [`{where}`](#{anchor(where)}) | {kind}{optional} | | {text} |".replace(
+                    "  ", " "
+                )
             )
             below += _sections(f"{where}.", inner, told)
     return [*rows, "", *below]
+
+
+def anchor(title: str) -> str:
+    """Where a heading is found: of its name letters, digits and underscores are left."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _text(field: FieldInfo) -> str:

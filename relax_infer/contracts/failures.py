@@ -11,10 +11,18 @@ class RelaxError(Exception):
 
     def __init__(self, message: str, *, cure: str = "") -> None:
         self.message, self.cure = message, cure
-        super().__init__(f"{message} {cure}".strip())
+        super().__init__(sentences(message, cure))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.cure))
+
+
+def sentences(message: str, cure: str) -> str:
+    """Both in one line, with the full stop between them that the message may lack."""
+    message = message.strip()
+    if message and cure and message[-1] not in ".:;!?…":
+        message += "."
+    return f"{message} {cure}".strip()
 
 
 def _rebuild(kind: type[RelaxError], message: str, cure: str) -> RelaxError:

@@ -9,14 +9,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import RPCError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 from typer.testing import CliRunner, Result
@@ -25,6 +25,7 @@ from relax_infer.cli import app
 from relax_infer.contracts.policies import QUEUES
 from tests.workflows.conftest import FAST
 from tests.workflows.scripted_world import ScriptedWorld
+from workers._converter import data_converter
 from workers._runner import FAILS_WORKFLOW, workflow_runner
 from workflows import WORKFLOWS
 from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
@@ -84,7 +85,7 @@ def temporal() -> Iterator[Temporal]:
     environment = asyncio.run_coroutine_threadsafe(
         WorkflowEnvironment.start_local(
             dev_server_existing_path=TEMPORAL,
-            data_converter=pydantic_data_converter,
+            data_converter=data_converter(),
             search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
             dev_server_extra_args=list(FAST),
         ),
@@ -95,6 +96,20 @@ def temporal() -> Iterator[Temporal]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a failed test left running must not ask the next test's world for anything."""
+    yield
+    if "temporal" in request.fixturenames:
+        request.getfixturevalue("temporal").do(_end_all)
+
+
+async def _end_all(client: Client) -> None:
+    async for left in client.list_workflows("ExecutionStatus = 'Running'"):
+        with suppress(RPCError):  # it has just ended by itself
+            await client.get_workflow_handle(left.id).terminate("its test is over")
 
 
 @pytest.fixture
@@ -190,8 +205,8 @@ def stack_record(home: Path, address: str, **changes: object) -> None:
     (home / "stack.json").write_text(json.dumps(record_of(home, address, **changes)))
 
 
-def eventually(look: Callable[[], T], seconds: float = 30.0) -> T:
-    """What ``look`` returns once that is true."""
+def eventually(look: Callable[[], T], seconds: float = 120.0) -> T:
+    """What ``look`` returns once that is true; the bound is for a machine that does much else."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := look():

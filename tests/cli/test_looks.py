@@ -3,19 +3,25 @@
 import json
 import subprocess
 import sys
+from collections import namedtuple
+from importlib import resources
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
+from relax_infer.cli import _doctor
 from relax_infer.cli._doctor import shadows
 from relax_infer.cli._local import checkout
 from relax_infer.cli._recipes import check
-from relax_infer.config import Recipe, load_recipe
+from relax_infer.config import Recipe, load_recipe, shipped_recipes
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import StepRecord, StepResult
 from relax_infer.machines import StepPhase
-from tests.cli.conftest import Command, Temporal
+from relax_infer.placement import plan_inference_placement
+from tests.cli.conftest import Command, Temporal, stack_record
 
 
 def shown_rows(text: str) -> list[list[str]]:
@@ -141,6 +147,75 @@ def test_config_show_is_the_recipe_with_defaults_and_overrides(command: Command)
     assert Recipe.model_validate(yaml.safe_load(shown.stdout)) == expected
 
 
+@pytest.mark.parametrize("recipe", shipped_recipes())
+def test_a_resolved_recipe_says_what_other_fields_decide_and_plans_the_same(
+    command: Command, home: Path, recipe: str
+):
+    shown = command("config", "show", recipe, "--resolved")
+    assert shown.exit_code == 0, shown.output
+    resolved = Recipe.model_validate(yaml.safe_load(shown.stdout))
+    assert plan_inference_placement(resolved) == plan_inference_placement(load_recipe(recipe))
+    assert resolved.cluster.gpus_per_node is not None
+    assert resolved.staging.url == (home / "store").as_uri()
+    assert "auto" not in {
+        model.engine.ray_gpu_fraction
+        for section in (resolved.rollout, resolved.genrm, resolved.teacher)
+        if section is not None
+        for model in (section, *section.extra_models)
+    }
+
+
+def test_the_schema_takes_every_shipped_recipe_and_describes_its_fields(command: Command):
+    schema = json.loads(command("config", "schema").stdout)
+    assert schema["properties"].keys() == Recipe.model_fields.keys()
+    assert schema["additionalProperties"] is False
+    for name in shipped_recipes():
+        text = (resources.files("relax_infer.config") / "recipes" / f"{name}.yaml").read_text()
+        jsonschema.validate(yaml.safe_load(text), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"name": "x", "modle": "y"}, schema)
+    undescribed = [
+        f"{name}.{field}"
+        for name, part in {"Recipe": schema, **schema["$defs"]}.items()
+        for field, about in part["properties"].items()
+        if not about.get("description") and "$ref" not in json.dumps(about)
+    ]
+    assert undescribed == []
+
+
+def test_the_variables_of_the_local_stack_can_be_evaluated(
+    command: Command, temporal: Temporal, home: Path
+):
+    stack_record(home, temporal.address)
+    shown = command("env")
+    assert shown.stdout.splitlines() == [
+        f"export TEMPORAL_ADDRESS={temporal.address}",
+        "export TEMPORAL_NAMESPACE=default",
+    ]
+    assert json.loads(command("env", "--json").stdout)["TEMPORAL_ADDRESS"] == temporal.address
+
+
+def test_doctor_looks_at_the_disk_and_at_what_is_optional(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    found = {f["name"]: f for f in json.loads(command("doctor", "--json").stdout)}
+    assert found["disk"]["result"] == "ok"
+    assert found["reasoning-gym"]["result"] in ("ok", "note")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(_doctor.shutil, "disk_usage", lambda _: usage(1, 1, 1 << 29))
+
+    def missing(name: str) -> str:
+        if name == "reasoning-gym":
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(_doctor, "version", missing)
+    found = {f["name"]: f for f in json.loads(command("doctor", "--json").stdout)}
+    assert found["disk"]["text"].startswith("0.5 GiB free for ")
+    assert (found["disk"]["result"], found["reasoning-gym"]["result"]) == ("note", "note")
+    assert "lock/reasoning-gym.lock" in found["reasoning-gym"]["cure"]
+
+
 def test_doctor_says_what_is_there_and_what_a_server_lacks(remote: Command, temporal: Temporal):
     found = {f["name"]: f for f in json.loads(remote("doctor", "--json").stdout)}
     assert found["checkout"]["text"] == str(checkout())
@@ -184,6 +259,8 @@ def test_a_report_needs_no_server_when_its_files_are_here(
     assert ended.exit_code == 0, ended.output
     assert ended.stdout == f"Report: {out}\n"
     assert "run-1" in out.read_text()
+    document = json.loads(command("report", "run-1", "--out", str(out), "--json").stdout)
+    assert document == {"run": "run-1", "report": str(out)}
     folder_as_file = command("report", "run-1", "--out", str(tmp_path))
     assert folder_as_file.exit_code == 2
     assert f"The report {tmp_path} cannot be written" in folder_as_file.stderr

@@ -135,6 +135,10 @@ def test_the_local_stack_goes_before_temporal_address_and_says_so(
 def test_all_runs_are_listed(remote: Command, done_run: str):
     listed = eventually(lambda: [r for r in runs_of(remote) if r["run"] == done_run])
     assert (listed[0]["state"], listed[0]["open"]) == ("DONE", False)
+    assert (listed[0]["weight_version"], listed[0]["reward"]) == (1, 0.5)
+    [line] = [line for line in remote("runs", "list").stdout.splitlines() if done_run in line]
+    assert line.split()[1] == "DONE"
+    assert line.endswith("weights 1  reward 0.500")
 
 
 def runs_of(remote: Command) -> list[dict[str, object]]:

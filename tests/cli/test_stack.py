@@ -59,6 +59,16 @@ def test_up_passes_its_options_on_and_says_where_everything_is(
     assert calls() == [["up", "--home", str(home), *options]]
     assert "Temporal answers." in ended.stdout
     assert "Web UI:   http://127.0.0.1:8233" in ended.stdout
+    assert "Next:     relax-infer run quickstart\n" in ended.stdout
+
+
+def test_up_elsewhere_says_the_next_command_with_that_home(
+    command: Command, calls: Calls, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    other = tmp_path / "an other"
+    ended = command("up", "--home", str(other))
+    assert ended.exit_code == 0, ended.output
+    assert f"Next:     relax-infer run quickstart --home '{other}'\n" in ended.stdout
 
 
 def test_what_up_says_of_its_failure_is_the_error(

@@ -205,9 +205,10 @@ def test_what_cannot_be_is_named(
         ({"rollout__num_gpus": 0}, "rollout.num_gpus: must be a positive whole number"),
         (
             {"rollout__server_groups": [{"worker_type": "chunked"}]},
-            "rollout.server_groups.0.worker_type: Input should be 'regular', 'prefill' or 'decode'",
+            "rollout.server_groups.0.worker_type: must be one of regular, prefill, decode, got"
+            " 'chunked'",
         ),
-        ({"mode": "shared"}, "mode: Input should be 'defer', 'split' or 'decoupled'"),
+        ({"mode": "shared"}, "mode: must be one of defer, split, decoupled, got 'shared'"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_when_the_recipe_is_read(

@@ -148,7 +148,7 @@ class ScriptedWorld:
     async def _hold(self) -> None:
         self.held.set()
         while not self.go_on.is_set():
-            activity.heartbeat()
+            activity.heartbeat("12 of 32 groups")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.go_on.wait(), 1.0)
 
@@ -169,7 +169,13 @@ class ScriptedWorld:
 
     @activity.defn
     async def resolve_recipe(self, request: ResolveRequest) -> RunPlan:
-        await self._fault("resolve_recipe")
+        fault = await self._fault("resolve_recipe")
+        if fault == "hold":
+            self.held.set()
+            while not self.go_on.is_set():
+                activity.heartbeat("trains the tiny models (once for this machine): policy")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.go_on.wait(), 1.0)
         made = plan(request.run, **self.plan_changes)
         steps = request.start.steps
         return made if steps is None else made.model_copy(update={"steps": steps})

@@ -1,0 +1,25 @@
+# What pip prints, cut down to what a person who waits wants to know: which package it is at.
+# `-v total=N` is the number of packages.
+
+function told(words) {
+  print "  " words
+  fflush()
+}
+
+/^(Collecting|Processing|Requirement already satisfied:) / {
+  count++
+  name = $1 == "Requirement" ? $4 : $2
+  sub(/.*\//, "", name)
+  sub(/[=<>;].*|-[0-9].*/, "", name)
+  if (count % 20 == 0) told(count " of " total ": " name)
+}
+
+/^ *Downloading / && $NF ~ /^[kMG]B\)$/ {
+  size = substr($(NF - 1), 2) + 0
+  unit = substr($NF, 1, 2)
+  if (unit == "GB" || (unit == "MB" && size >= 50)) told("downloads " name ", " size " " unit)
+}
+
+/^Installing collected packages/ {
+  told("all " count " are here; unpacks them, which takes a minute")
+}

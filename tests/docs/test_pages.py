@@ -1,0 +1,48 @@
+"""Links of the documentation lead somewhere; its examples are what the code takes."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from relax_infer.config.reference import anchor
+from relax_infer.contracts.run import RunInput
+from relax_infer.discovery import RoleSnapshot
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    bare = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return {anchor(title.strip("`")) for title in re.findall(r"^#+ (.+)$", bare, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_page_and_a_heading(page: Path):
+    broken: list[str] = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        name, _, heading = target.partition("#")
+        there = page.parent / name if name else page
+        if not there.exists() or (heading and heading not in anchors(there)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_registry_of_the_gateways_page_is_valid_and_has_the_judge_that_is_asked():
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    registry = {role: RoleSnapshot.from_dict(d) for role, d in yaml.safe_load(text).items()}
+    asked = set(re.findall(r"localhost:\d+/(genrm|teacher)/(?:generate|v1)", page))
+    assert asked == registry.keys()
+    assert "judge=" in page
+    assert "judge" in registry["genrm"].models
+
+
+def test_every_field_that_starts_a_run_is_on_the_page():
+    section = (ROOT / "docs" / "python.md").read_text().partition("## What starts a run")[2]
+    told = re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert told == list(RunInput.model_fields)
