@@ -9,6 +9,7 @@ from temporalio import activity
 from activities._run_files import store_of
 from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
+from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef, WeightsRef
@@ -124,6 +125,16 @@ def _plan(
         use_reward=recipe.reward.source != "none",
         distillation=recipe.distillation.coefficient if recipe.distillation else 0.0,
         keep_checkpoints=train.keep_checkpoints,
+        distillation_mode=recipe.distillation.mode if recipe.distillation else "student_sampled",
+        divergence=recipe.distillation.divergence if recipe.distillation else "reverse_kl",
+        top_k=recipe.distillation.top_k if recipe.distillation else 0,
+        algorithm=AlgorithmSpec.model_validate(train.algorithm.model_dump()),
+        schedule=ScheduleSpec(
+            **train.schedule.model_dump(exclude={"decay_steps"}),
+            decay_steps=train.schedule.decay_steps or recipe.steps,
+        ),
+        longest_response=recipe.rollout.sampling.max_new_tokens,
+        precision=train.precision,
     )
     initial = models["policy"]
     return RunPlan(

@@ -16,6 +16,7 @@ from relax_infer.config.placed import (
     ServerGroup,
     TrainingGroup,
 )
+from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.fractions import GpuFraction
 
 REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "random", "none")
@@ -211,12 +212,49 @@ class Distillation(Section):
     """On-policy distillation from the Teacher."""
 
     coefficient: Annotated[float, Field(ge=0)] = 1.0
-    """Times (teacher - rollout log-prob) of each sampled token, added to its advantage."""
+    """Mode student_sampled: times (teacher - rollout log-prob) of each sampled token, added to its
+    advantage. The other modes: times the divergence over the named tokens, added to the loss."""
     mode: Literal["student_sampled", "student_topk", "teacher_topk", "union"] = "student_sampled"
     """Which tokens of each position the Teacher gives log-probs of: the sampled one; the policy's
     likeliest; its own likeliest; or both. The sampled one is always among them."""
     top_k: Positive = 8
     """Likeliest tokens of a position, in the modes that have any."""
+    divergence: Literal["reverse_kl", "forward_kl", "jensen_shannon"] = "reverse_kl"
+    """Of policy and Teacher over the named tokens and, as one, all others: KL(policy, Teacher),
+    KL(Teacher, policy), or the mean of both against their mean. The sampled token alone allows
+    reverse_kl only."""
+
+    @model_validator(mode="after")
+    def _divergence_can_be_had(self) -> "Distillation":
+        if self.mode == "student_sampled" and self.divergence != "reverse_kl":
+            raise ValueError(
+                f"divergence is {self.divergence} but mode is student_sampled, which estimates"
+                " reverse_kl: choose student_topk, teacher_topk or union"
+            )
+        return self
+
+
+class Algorithm(AlgorithmSpec, Section):
+    """How rewards become advantages, and advantages a loss."""
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "Algorithm":
+        if self.importance != "none" and self.old_log_probs != "trainer":
+            raise ValueError(
+                f"importance is {self.importance} but old_log_probs is {self.old_log_probs}: the"
+                " ratio against the rollout's log-probs corrects already; set old_log_probs to"
+                " trainer, or importance to none"
+            )
+        if self.kl_coefficient > 0 and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_estimator k1 has no gradient as a loss, in expectation: use k2 or k3, or set"
+                " kl_in to reward"
+            )
+        return self
+
+
+class Schedule(ScheduleSpec, Section):
+    """Learning rate over training steps: a linear warm-up to train.learning_rate, then style."""
 
 
 class Train(Section):
@@ -227,9 +265,11 @@ class Train(Section):
     offload: bool = True
     """The trainer lets its GPUs go between its turns; false only in mode decoupled."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    schedule: Schedule = Schedule()
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's, of matrices; norms and biases do not decay."""
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     """Global gradient norm."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -237,6 +277,9 @@ class Train(Section):
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     mini_batches: Positive = 2
     """Optimizer steps of one pass over the batch."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and activations; bf16: with float32 masters, gradients and optimizer state."""
+    algorithm: Algorithm = Algorithm()
     advantage_eps: Annotated[float, Field(gt=0)] = 1e-4
     """Added to a group's standard deviation of rewards."""
     ray_gpu_fraction: GpuFraction = 0.4
@@ -379,12 +422,26 @@ class Recipe(Section):
                     f"teacher.max_logprob_cells is {teacher.max_logprob_cells}, one position with"
                     f" distillation.top_k {distillation.top_k} may need {cells}: raise it"
                 )
+        self._schedule_fits(self.train.schedule)
         if self.train.mini_batches > total:
             raise ValueError(
                 f"train.mini_batches is {self.train.mini_batches} but a step has {total} samples:"
                 " use fewer mini-batches"
             )
         return self
+
+    def _schedule_fits(self, schedule: Schedule) -> None:
+        end = schedule.decay_steps or self.steps
+        if schedule.style != "constant" and schedule.warmup_steps >= end:
+            raise ValueError(
+                f"train.schedule.warmup_steps is {schedule.warmup_steps} but the learning rate is"
+                f" to have fallen at step {end}: raise decay_steps, or warm up for fewer steps"
+            )
+        if schedule.min_learning_rate > self.train.learning_rate:
+            raise ValueError(
+                f"train.schedule.min_learning_rate {schedule.min_learning_rate:g} is above"
+                f" train.learning_rate {self.train.learning_rate:g}"
+            )
 
     def _judges_can_judge(self, genrm: GenRM) -> None:
         if (genrm.prompt is None) != (genrm.verdict is None):

@@ -30,12 +30,8 @@ def _beyond(recipe: Recipe) -> Iterator[str]:
         yield f"train.ranks: {recipe.train.ranks}, runs have one rank"
     if not recipe.train.offload:
         yield "train.offload: the trainer of a run always offloads"
-    distillation = recipe.distillation
-    if distillation is not None and distillation.mode != "student_sampled":
-        yield (
-            f"distillation.mode: {distillation.mode} can be scored, but the trainer's loss uses"
-            " sampled tokens only (student_sampled)"
-        )
+    if recipe.train.algorithm.estimator == "ppo":
+        yield "train.algorithm.estimator: ppo needs a critic, which runs do not have yet"
     rollout = recipe.rollout
     if rollout.external:
         yield "rollout.external: runs start their own engines"

@@ -78,8 +78,8 @@ def read_shape(folder: Path) -> PolicyShape:
         raise PermanentError(f"{path} has no field {error}.") from error
 
 
-def build_model(shape: PolicyShape) -> GPTModel:
-    """This rank's part of the model, float32, uninitialised until weights are loaded.
+def build_model(shape: PolicyShape, dtype: torch.dtype = torch.float32) -> GPTModel:
+    """This rank's part of the model, uninitialised until weights are loaded.
 
     Needs Megatron's parallel state. Fusions are off: they are CUDA's alone, and the policy that
     is trained must be the policy that the engines serve.
@@ -103,8 +103,9 @@ def build_model(shape: PolicyShape) -> GPTModel:
         add_qkv_bias=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
         use_cpu_initialization=not torch.cuda.is_available(),
         perform_initialization=False,
         bias_activation_fusion=False,

@@ -151,11 +151,14 @@ class PolicyTrainer:
         try:
             start_parallel(device)
             # Megatron may be imported from here on.
+            import torch
+
             from relax_infer.training.model import build_model, read_shape
             from relax_infer.training.update import Learner
 
             self._shape = read_shape(Path(self.spec.model_path))
-            model = build_model(self._shape).to(device)
+            dtype = torch.bfloat16 if self.spec.precision == "bf16" else torch.float32
+            model = build_model(self._shape, dtype).to(device)
             self._learner = Learner(model, self.spec, device)
             self._load()
         except BaseException:
@@ -175,10 +178,14 @@ class PolicyTrainer:
         learner, latest = self._learner, self._checkpoints.latest()
         tensors = read_tensors(Path(self.spec.model_path))
         self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        wants_reference = self.spec.algorithm.needs_reference
+        if latest is None or wants_reference:
+            load_weights(learner.model, self._shape, tensors)
+        if wants_reference:
+            learner.remember_reference()
         if latest is not None:
             checkpoint.load(latest, learner.model, learner.optimizer)
         else:
-            load_weights(learner.model, self._shape, tensors)
             learner.forget()
         self._current, self._spoilt = read_ledger(self.spec.run), False
 
@@ -187,19 +194,26 @@ class PolicyTrainer:
 
         from relax_infer.training import checkpoint
         from relax_infer.training.batch import build_batch, mini_batches, step_seed
+        from relax_infer.training.targets import Before, check_channels, with_targets
         from relax_infer.training.weights import export_weights
 
         began = time.perf_counter()
         spec, learner = self.spec, self._learner
         torch.manual_seed(step_seed(spec.seed, step))
-        batch = build_batch(rows)
+        check_channels(rows, spec)
+        batch = build_batch(rows, spec.top_k)
         if not batch.mask.any():
             raise PermanentError(f"Step {step}: no token of its {len(rows)} rows is trained on.")
-        batch = with_advantages(batch, rows, spec)
-        gap = (learner.log_probs(batch) - batch.rollout_log_probs).abs() * batch.mask
+        looked = learner.look(batch)
+        reference = None
+        if spec.algorithm.needs_reference:
+            reference = learner.reference_log_probs(batch)
+        batch = with_targets(batch, rows, spec, Before(looked.log_probs, reference))
+        trained = batch.mask.sum()
+        gap = (looked.log_probs - batch.rollout_log_probs).abs() * batch.mask
         probed = time.perf_counter()
         parts = mini_batches(len(batch), spec.mini_batches, spec.seed, step)
-        stats = learner.update(batch, parts)
+        stats = learner.update(batch, parts, step)
         self._moment("updated")
         updated = time.perf_counter()
         target = run_folder(spec.run) / "weights" / str(step)
@@ -218,52 +232,21 @@ class PolicyTrainer:
             grad_norm=stats.grad_norm,
             clip_fraction=stats.clip_fraction,
             policy_kl=stats.policy_kl,
-            logprob_gap=float(gap.sum() / batch.mask.sum()),
+            logprob_gap=float(gap.sum() / trained),
             tokens=stats.tokens,
             seconds=saved - began,
             weights=WeightsRef(version=step, uri=uri, digest=digest),
             metrics={
                 "logprob_gap_max": float(gap.max()),
-                "advantage_abs_mean": float(batch.advantages.abs().sum() / batch.mask.sum()),
+                "advantage_abs_mean": float(batch.advantages.abs().sum() / trained),
+                "entropy": float((looked.entropy * batch.mask).sum() / trained),
+                "importance_mean": float((batch.importance * batch.mask).sum() / trained),
+                "importance_max": float((batch.importance * batch.mask).max()),
+                "learning_rate": stats.learning_rate,
+                **stats.metrics,
                 "probe_seconds": probed - began,
                 "update_seconds": updated - probed,
                 "export_seconds": exported - updated,
                 "checkpoint_seconds": saved - exported,
             },
         )
-
-
-def with_advantages(batch: Any, rows: PublishedRows, spec: TrainerSpec) -> Any:
-    """The batch with its token advantages.
-
-    Raises:
-        PermanentError: the recipe learns from a channel that the rows do not have.
-    """
-    import dataclasses
-
-    import torch
-
-    from relax_infer.training.advantages import group_advantages, token_advantages
-
-    wanted = {"reward": spec.use_reward, "teacher_log_probs": spec.distillation > 0}
-    missing = [name for name, needed in wanted.items() if needed and name not in rows.columns]
-    if missing or not any(wanted.values()):
-        raise PermanentError(
-            f"There is nothing to learn from: the rows have no {' and no '.join(missing)}."
-            if missing
-            else "There is nothing to learn from: neither reward nor distillation.",
-            cure="The recipe and the published batch must agree.",
-        )
-    sample_advantages = None
-    if spec.use_reward:
-        rewards = torch.tensor(rows.scalar("reward"), dtype=torch.float32)
-        groups = torch.tensor(rows.scalar("group"))
-        sample_advantages = group_advantages(rewards, groups, spec.advantage_eps)
-    advantages = token_advantages(
-        rollout_log_probs=batch.rollout_log_probs,
-        mask=batch.mask,
-        sample_advantages=sample_advantages,
-        teacher_log_probs=batch.teacher_log_probs if spec.distillation > 0 else None,
-        coefficient=spec.distillation,
-    )
-    return dataclasses.replace(batch, advantages=advantages)

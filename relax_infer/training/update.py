@@ -3,12 +3,12 @@
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -16,14 +16,14 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.training.batch import Batch
-from relax_infer.training.losses import clipped_loss
-
-_SUMS = ("loss", "tokens", "clipped", "kl")
+from relax_infer.training.objective import SUMS, next_entropy, next_log_probs, objective
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,25 @@ class UpdateStats:
     """Of the optimizer steps of one pass."""
 
     loss: float
-    """Mean over optimizer steps of the token-mean loss."""
+    """Mean over optimizer steps of the aggregated loss."""
     grad_norm: float
     """Mean over optimizer steps, before clipping."""
     clip_fraction: float
     policy_kl: float
     tokens: int
+    learning_rate: float
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """Means over trained tokens of what the algorithm has beside these."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What the model says of a batch, [samples, tokens] float32 on the host."""
+
+    log_probs: torch.Tensor
+    """Of each next token, nats."""
+    entropy: torch.Tensor
+    """Of the next token, nats."""
 
 
 class Learner:
@@ -45,42 +58,64 @@ class Learner:
     def __init__(self, model: GPTModel, spec: TrainerSpec, device: torch.device) -> None:
         self._spec, self._device = spec, device
         self.model = model
+        half = spec.precision == "bf16"
+        config: Any = model.config
+        inner: Any = Float16Module(config, model) if half else model
         self._parallel = DistributedDataParallel(
-            model.config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model
+            config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner
         )
         self.optimizer: MegatronOptimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
                 lr=spec.learning_rate,
+                min_lr=spec.schedule.min_learning_rate,
                 adam_beta1=spec.betas[0],
                 adam_beta2=spec.betas[1],
                 adam_eps=1e-8,
                 weight_decay=spec.weight_decay,
                 clip_grad=spec.grad_clip,
-                params_dtype=torch.float32,
+                bf16=half,
+                params_dtype=torch.bfloat16 if half else torch.float32,
             ),
             [self._parallel],
         )
-        config: Any = model.config
         config.finalize_model_grads_func = finalize_model_grads
         config.no_sync_func = self._parallel.no_sync
         config.grad_scale_func = self.optimizer.scale_loss
+        self._reference: dict[str, torch.Tensor] | None = None
 
-    def log_probs(self, batch: Batch) -> torch.Tensor:
-        """The model's log-prob of each next token, [samples, tokens] on the host; no gradient."""
-        micro = batch.micro_batches()
+    def remember_reference(self) -> None:
+        """The weights of this moment are the frozen reference, on the host."""
+        self._reference = {n: p.detach().cpu().clone() for n, p in self.model.named_parameters()}
+
+    def look(self, batch: Batch) -> Looked:
+        """Log-probs and entropies by the policy as it is; no gradient."""
         with torch.no_grad():
-            parts = self._run(micro, train=False)
-        return torch.cat([part["log_probs"] for part in parts])
+            parts = self._run(batch.micro_batches(), train=False)
+        told = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return Looked(told["log_probs"], told["entropy"])
 
-    def update(self, batch: Batch, parts: Iterable[torch.Tensor]) -> UpdateStats:
-        """One optimizer step for each of ``parts``, sample indices into ``batch``.
+    def reference_log_probs(self, batch: Batch) -> torch.Tensor:
+        """[samples, tokens] by the frozen reference, whose weights take the policy's place."""
+        assert self._reference is not None
+        parameters = dict(self.model.named_parameters())
+        policy = {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
+        try:
+            _put(self._reference, parameters)
+            return self.look(batch).log_probs
+        finally:
+            _put(policy, parameters)
+
+    def update(self, batch: Batch, parts: Iterable[torch.Tensor], step: int) -> UpdateStats:
+        """One optimizer step for each of ``parts``, sample indices into ``batch``, with the
+        learning rate of training step ``step``, counted from 1.
 
         Raises:
             PermanentError: a loss or gradient norm that is not finite; the model is spoilt then.
         """
+        rate = self._set_learning_rate(step)
         steps: list[tuple[float, float]] = []
-        sums = dict.fromkeys(_SUMS, 0.0)
+        sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
         for part in parts:
             mini_batch = batch.select(_of_this_rank(part))
             if not mini_batch.mask.any():
@@ -90,14 +125,14 @@ class Learner:
             told = _total(self._run(mini_batch.micro_batches(), train=True))
             stepped: Any = self.optimizer.step()
             grad_norm = float(stepped[1])
-            loss = told["loss"] / told["tokens"]
+            loss = told["loss"] / told["share"]
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise PermanentError(
                     f"The update broke down: loss {loss}, gradient norm {grad_norm}.",
                     cure="Lower train.learning_rate; the batch's log-probs may be off, too.",
                 )
             steps.append((loss, grad_norm))
-            sums = {name: sums[name] + told[name] for name in _SUMS}
+            sums = {name: sums[name] + told[name] for name in SUMS}
         tokens = sums["tokens"]
         return UpdateStats(
             loss=sum(loss for loss, _ in steps) / len(steps),
@@ -105,6 +140,8 @@ class Learner:
             clip_fraction=sums["clipped"] / tokens,
             policy_kl=sums["kl"] / tokens,
             tokens=int(tokens),
+            learning_rate=rate,
+            metrics={name: sums[name] / tokens for name in self._told_beside()},
         )
 
     def forget(self) -> None:
@@ -122,6 +159,35 @@ class Learner:
         """They are back; gradients are zero."""
         self.optimizer.restore_from_cpu()
         self._parallel.restore_grad_buffers()
+
+    def _told_beside(self) -> list[str]:
+        algorithm = self._spec.algorithm
+        told = {
+            "reference_kl": algorithm.needs_reference,
+            "divergence": self._spec.distils_support,
+        }
+        return [name for name, wanted in told.items() if wanted]
+
+    def _set_learning_rate(self, step: int) -> float:
+        """A pure function of the step, so that nothing of it has to be kept in a checkpoint."""
+        schedule, weight_decay = self._spec.schedule, self._spec.weight_decay
+        # Megatron's own scheduler wants an end even where the rate is constant.
+        end = max(schedule.decay_steps or 1, schedule.warmup_steps + 1)
+        scheduler = OptimizerParamScheduler(
+            self.optimizer,
+            init_lr=0.0,
+            max_lr=self._spec.learning_rate,
+            min_lr=schedule.min_learning_rate,
+            lr_warmup_steps=schedule.warmup_steps,
+            lr_decay_steps=end,
+            lr_decay_style=schedule.style,
+            start_wd=weight_decay,
+            end_wd=weight_decay,
+            wd_incr_steps=end,
+            wd_incr_style="constant",
+        )
+        scheduler.step(step)
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def _run(self, micro: list[Batch], *, train: bool) -> list[dict[str, torch.Tensor]]:
         """One pass over micro-batches; what the last pipeline stage told of each."""
@@ -144,29 +210,20 @@ class Learner:
         return logits, functools.partial(self._lost if train else self._told, batch)
 
     def _lost(self, batch: Batch, logits: torch.Tensor) -> tuple[Any, Any, dict[str, Any]]:
-        """Loss with gradient, tokens that Megatron divides by, and what is told."""
-        told = clipped_loss(
-            log_probs=_next_log_probs(logits, batch.labels),
-            rollout_log_probs=batch.rollout_log_probs,
-            advantages=batch.advantages,
-            mask=batch.mask,
-            clip_low=self._spec.clip_low,
-            clip_high=self._spec.clip_high,
-        )
-        sums = {"loss": told.loss.detach(), "tokens": told.tokens}
-        return told.loss, told.tokens, sums | {"clipped": told.clipped, "kl": told.kl}
+        """Loss with gradient, the share that Megatron divides by, and what is told."""
+        return objective(logits, batch, self._spec)
 
     def _told(
         self, batch: Batch, logits: torch.Tensor, non_loss_data: bool = True
     ) -> dict[str, torch.Tensor]:
-        return {"log_probs": _next_log_probs(logits, batch.labels).cpu()}
+        log_probs = next_log_probs(logits, batch.labels).cpu()
+        return {"log_probs": log_probs, "entropy": next_entropy(logits).cpu()}
 
 
-def _next_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """[samples, tokens, vocabulary / ranks] and [samples, tokens] to [samples, tokens]."""
-    by_token = logits.transpose(0, 1).contiguous()
-    losses = tensor_parallel.vocab_parallel_cross_entropy(by_token, labels.t().contiguous())
-    return -losses.t()
+@torch.no_grad()
+def _put(weights: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
 
 
 def _of_this_rank(part: torch.Tensor) -> torch.Tensor:
@@ -177,8 +234,9 @@ def _of_this_rank(part: torch.Tensor) -> torch.Tensor:
 
 def _total(told: list[dict[str, torch.Tensor]]) -> Mapping[str, float]:
     """Sums over micro-batches and data parallel ranks."""
+    missing = torch.zeros(())
     stacked = torch.stack(
-        [torch.stack([each[name].to(torch.float64) for each in told]).sum() for name in _SUMS]
+        [torch.stack([t.get(n, missing).to(torch.float64) for t in told]).sum() for n in SUMS]
     )
     torch.distributed.all_reduce(stacked, group=parallel_state.get_data_parallel_group())
-    return dict(zip(_SUMS, stacked.tolist(), strict=True))
+    return dict(zip(SUMS, stacked.tolist(), strict=True))
