@@ -135,6 +135,11 @@ def _plan(
         ),
         longest_response=recipe.rollout.sampling.max_new_tokens,
         precision=train.precision,
+        tensor_parallel=train.tensor_parallel,
+        pipeline_parallel=train.pipeline_parallel,
+        sequence_parallel=train.sequence_parallel,
+        packed=train.packed,
+        micro_batch_tokens=train.micro_batch_tokens,
     )
     initial = models["policy"]
     return RunPlan(

@@ -261,7 +261,18 @@ class Train(Section):
     """One policy update per step."""
 
     ranks: Positive = 1
-    """Trainer ranks, one GPU each."""
+    """Trainer ranks, one GPU each: tensor_parallel x pipeline_parallel x data parallel ranks."""
+    tensor_parallel: Positive = 1
+    """Ranks that share each layer's matrices."""
+    pipeline_parallel: Positive = 1
+    """Stages that share the layers."""
+    sequence_parallel: bool = False
+    """Tensor parallel ranks share the tokens between their matrices, too."""
+    packed: bool = False
+    """Sequences of a micro-batch one after another, without padding between them."""
+    micro_batch_tokens: Positive = 16_384
+    """Tokens of one forward and backward pass of a rank, padding included; a longer sequence is a
+    pass of its own."""
     offload: bool = True
     """The trainer lets its GPUs go between its turns; false only in mode decoupled."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
@@ -286,6 +297,20 @@ class Train(Section):
     """Share of a GPU that a trainer actor reserves with Ray."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints that are kept."""
+
+    @model_validator(mode="after")
+    def _ranks_have_a_layout(self) -> "Train":
+        model = self.tensor_parallel * self.pipeline_parallel
+        if self.ranks % model:
+            raise ValueError(
+                f"ranks is {self.ranks}, tensor_parallel x pipeline_parallel is {model}: make ranks"
+                " a multiple of it"
+            )
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "sequence_parallel needs tensor_parallel above 1: raise it, or leave it out"
+            )
+        return self
 
 
 class EvaluationPlan(Section):

@@ -7,7 +7,7 @@ from relax_infer.config.recipe import Recipe
 
 
 def require_runnable(recipe: Recipe) -> None:
-    """A run has one pool in mode defer, one model per role, one rank.
+    """A run has one pool in mode defer and one model per role.
 
     Raises:
         RecipeError: names every field that goes beyond it.
@@ -26,8 +26,6 @@ def _beyond(recipe: Recipe) -> Iterator[str]:
     for name in ("defer_roles", "layout", "debug", "critic", "reference", "actor_fwd"):
         if getattr(recipe, name) is not None:
             yield f"{name}: is not used by runs yet"
-    if recipe.train.ranks > 1:
-        yield f"train.ranks: {recipe.train.ranks}, runs have one rank"
     if not recipe.train.offload:
         yield "train.offload: the trainer of a run always offloads"
     if recipe.train.algorithm.estimator == "ppo":

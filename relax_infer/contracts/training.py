@@ -51,6 +51,14 @@ class TrainerSpec(Message):
     longest_response: int = 1
     """Tokens that a response may have."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    """ranks = tensor_parallel * pipeline_parallel * data parallel ranks."""
+    sequence_parallel: bool = False
+    packed: bool = False
+    """Sequences are packed one after another instead of padded."""
+    micro_batch_tokens: int = 16_384
+    """Of one forward and backward pass of a rank, at most, padding included."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the trainer computes on; auto: CUDA where its host has it."""
 

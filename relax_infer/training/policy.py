@@ -1,6 +1,8 @@
 """The policy trainer of one rank: model, optimizer, ledger. Knows neither Ray nor fences.
 
-Everything that Megatron does happens in the thread that calls; always the same one.
+Everything that Megatron does happens in the thread that calls; always the same one. The ranks of a
+group call :meth:`PolicyTrainer.onload` and :meth:`PolicyTrainer.train` at the same time; offloading
+is each rank's own affair.
 """
 
 import time
@@ -11,7 +13,12 @@ from typing import Any
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.training import TrainerSpec, TrainResult
-from relax_infer.training.hf_folder import read_tensors, write_folder
+from relax_infer.training.hf_folder import (
+    FolderTensors,
+    begin_folder,
+    finish_folder,
+    write_parts,
+)
 from relax_infer.training.ledger import Checkpoints, Ledger, LedgerEntry, read_ledger, run_folder
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
@@ -27,19 +34,18 @@ class PolicyTrainer:
     """
 
     def __init__(self, spec: TrainerSpec, rank: int = 0, *, moment: Moment | None = None) -> None:
-        if spec.ranks != 1:
-            raise PermanentError(
-                f"train.ranks is {spec.ranks}: this trainer has one rank.",
-                cure="Set train.ranks to 1.",
-            )
         self.spec, self.rank = spec, rank
         self._moment = moment or (lambda _: None)
         self._checkpoints = Checkpoints(spec.run)
         self._learner: Any = None
         self._device: Any = None
         self._shape: Any = None
+        self._dtypes: dict[str, Any] = {}
         self._current: Ledger | None = None
         self._spoilt = False
+        self.meeting: Any = None
+        """Where the ranks of a group meet, to be set before the first onload: rank 0's ``Meeting``,
+        or its address; None: there is one rank."""
         self.resident = False
         """Whether everything is on the device."""
         self.holds = False
@@ -49,6 +55,11 @@ class PolicyTrainer:
     def ledger(self) -> Ledger:
         """From the disk until weights are loaded, then in memory with them."""
         return self._current if self._current is not None else read_ledger(self.spec.run)
+
+    @property
+    def built(self) -> bool:
+        """Whether the model is there and the ranks have met."""
+        return self._learner is not None
 
     @property
     def touched_device(self) -> bool:
@@ -123,15 +134,18 @@ class PolicyTrainer:
             return known
         if not self.resident:
             raise PermanentError(f"Step {step}: the trainer is not resident; onload it first.")
-        if self._spoilt:
+        from relax_infer.training.parallel import from_first, on_any, together
+
+        if on_any(self._spoilt, self._device):
             self._load()
         ledger = self.ledger
         # Until the step is durable the disk alone says what is true, of weights and ledger.
         self._current, self._spoilt = None, True
-        result = self._train(step, rows)
+        result = from_first(self._train(step, rows), self._device)
         entry = LedgerEntry(result=result, partition=partition, digest=rows_were)
         ledger = ledger.with_entry(entry)
-        self._checkpoints.commit(step, ledger, self.spec.keep_checkpoints)
+        # Every rank has saved its part: only then there is a checkpoint.
+        together(lambda: self._commit(step, ledger), self._device)
         self._current, self._spoilt = ledger, False
         self._moment("committed")
         return result
@@ -144,27 +158,38 @@ class PolicyTrainer:
             self._learner, self.resident, self.holds = None, False, False
             stop_parallel()
 
+    def _commit(self, step: int, ledger: Ledger) -> None:
+        if self.rank == 0:
+            self._checkpoints.commit(step, ledger, self.spec.keep_checkpoints)
+
     def _build(self) -> None:
-        from relax_infer.training.parallel import choose_device, start_parallel, stop_parallel
+        from relax_infer.training.parallel import (
+            choose_device,
+            start_parallel,
+            stop_parallel,
+            together,
+        )
 
         device = self._device = choose_device(self.spec.device, self._gpu())
         try:
-            start_parallel(device)
-            # Megatron may be imported from here on.
-            import torch
-
-            from relax_infer.training.model import build_model, read_shape
-            from relax_infer.training.update import Learner
-
-            self._shape = read_shape(Path(self.spec.model_path))
-            dtype = torch.bfloat16 if self.spec.precision == "bf16" else torch.float32
-            model = build_model(self._shape, dtype).to(device)
-            self._learner = Learner(model, self.spec, device)
+            start_parallel(device, self.spec, self.rank, self.meeting)
+            together(self._make_learner, device)
             self._load()
         except BaseException:
             self._learner = None
             stop_parallel()
             raise
+
+    def _make_learner(self) -> None:
+        # Megatron may be imported only now that the process has joined its group.
+        from relax_infer.training.model import build_model, check_layout, read_shape
+        from relax_infer.training.update import Learner
+
+        spec = self.spec
+        self._shape = read_shape(Path(spec.model_path))
+        check_layout(self._shape, spec.tensor_parallel, spec.pipeline_parallel)
+        model = build_model(self._shape, spec).to(self._device)
+        self._learner = Learner(model, spec, self._device)
 
     def _gpu(self) -> int:
         """Ray shows an actor with a share of a GPU that GPU alone; one without a share, all."""
@@ -173,16 +198,21 @@ class PolicyTrainer:
     def _load(self) -> None:
         """What the newest checkpoint says, else the model folder."""
         from relax_infer.training import checkpoint
+        from relax_infer.training.parallel import together
         from relax_infer.training.weights import load_weights
 
         learner, latest = self._learner, self._checkpoints.latest()
-        tensors = read_tensors(Path(self.spec.model_path))
-        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
         wants_reference = self.spec.algorithm.needs_reference
-        if latest is None or wants_reference:
-            load_weights(learner.model, self._shape, tensors)
-        if wants_reference:
-            learner.remember_reference()
+
+        def initial() -> None:
+            tensors = FolderTensors(Path(self.spec.model_path))
+            self._dtypes = {name: tensors.dtype(name) for name in tensors}
+            if latest is None or wants_reference:
+                load_weights(learner.model, self._shape, tensors)
+            if wants_reference:
+                learner.remember_reference()
+
+        together(initial, self._device)
         if latest is not None:
             checkpoint.load(latest, learner.model, learner.optimizer)
         else:
@@ -192,10 +222,8 @@ class PolicyTrainer:
     def _train(self, step: int, rows: PublishedRows) -> TrainResult:
         import torch
 
-        from relax_infer.training import checkpoint
         from relax_infer.training.batch import build_batch, mini_batches, step_seed
         from relax_infer.training.targets import Before, check_channels, with_targets
-        from relax_infer.training.weights import export_weights
 
         began = time.perf_counter()
         spec, learner = self.spec, self._learner
@@ -216,12 +244,10 @@ class PolicyTrainer:
         stats = learner.update(batch, parts, step)
         self._moment("updated")
         updated = time.perf_counter()
-        target = run_folder(spec.run) / "weights" / str(step)
-        tensors = export_weights(learner.model, self._shape, self._dtypes.__getitem__)
-        digest = write_folder(target, tensors, Path(spec.model_path))
+        digest = self._export(step)
         self._moment("exported")
         exported = time.perf_counter()
-        checkpoint.save(self._checkpoints.begin(step), learner.model, learner.optimizer)
+        self._save(step)
         self._moment("saved")
         saved = time.perf_counter()
         uri = f"{spec.run.store.rstrip('/')}/{spec.run.run}/weights/{step}"
@@ -250,3 +276,39 @@ class PolicyTrainer:
                 "checkpoint_seconds": saved - exported,
             },
         )
+
+    def _export(self, step: int) -> str:
+        """The new weights as a Hugging Face folder; its digest, on rank 0.
+
+        Each stage writes its own files, tensor by tensor, so that no rank has the whole model.
+        """
+        from megatron.core import parallel_state
+
+        from relax_infer.training.parallel import together
+        from relax_infer.training.weights import export_weights
+
+        target = run_folder(self.spec.run) / "weights" / str(step)
+        model, device = Path(self.spec.model_path), self._device
+        first = self.rank == 0
+        together(lambda: begin_folder(target, model) if first else None, device)
+
+        def write() -> None:
+            # One of the data parallel ranks, which all have the same.
+            if parallel_state.get_data_parallel_rank() == 0:
+                exported = export_weights(self._learner.model, self._shape)
+                stage = parallel_state.get_pipeline_model_parallel_rank()
+                partial = target.with_name(f"{target.name}.partial")
+                write_parts(partial, stage, ((n, t.to(self._dtypes[n])) for n, t in exported))
+
+        together(write, device)
+        return together(lambda: finish_folder(target) if first else "", device)
+
+    def _save(self, step: int) -> None:
+        from relax_infer.training import checkpoint
+        from relax_infer.training.parallel import together
+
+        checkpoints = self._checkpoints
+        together(lambda: checkpoints.begin(step) if self.rank == 0 else None, self._device)
+        folder = checkpoints.unfinished(step)
+        learner = self._learner
+        together(lambda: checkpoint.save(folder, learner.model, learner.optimizer), self._device)

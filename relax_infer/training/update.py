@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed
-from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -23,7 +21,16 @@ from megatron.core.transformer.module import Float16Module
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.training.batch import Batch
+from relax_infer.training.host_copy import HostCopy
 from relax_infer.training.objective import SUMS, next_entropy, next_log_probs, objective
+from relax_infer.training.pieces import (
+    micro_batches,
+    packing,
+    positions,
+    put_together,
+    share_of_rank,
+    sum_over_ranks,
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,12 @@ class Learner:
         half = spec.precision == "bf16"
         config: Any = model.config
         inner: Any = Float16Module(config, model) if half else model
+        # Distributed also where one rank has it all: checkpoints then have one form, and another
+        # number of ranks can go on from them.
         self._parallel = DistributedDataParallel(
-            config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner
+            config,
+            DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
+            inner,
         )
         self.optimizer: MegatronOptimizer = get_megatron_optimizer(
             OptimizerConfig(
@@ -74,6 +85,7 @@ class Learner:
                 adam_eps=1e-8,
                 weight_decay=spec.weight_decay,
                 clip_grad=spec.grad_clip,
+                use_distributed_optimizer=True,
                 bf16=half,
                 params_dtype=torch.bfloat16 if half else torch.float32,
             ),
@@ -83,17 +95,21 @@ class Learner:
         config.no_sync_func = self._parallel.no_sync
         config.grad_scale_func = self.optimizer.scale_loss
         self._reference: dict[str, torch.Tensor] | None = None
+        self._host = HostCopy()
 
     def remember_reference(self) -> None:
         """The weights of this moment are the frozen reference, on the host."""
         self._reference = {n: p.detach().cpu().clone() for n, p in self.model.named_parameters()}
 
     def look(self, batch: Batch) -> Looked:
-        """Log-probs and entropies by the policy as it is; no gradient."""
+        """Log-probs and entropies by the policy as it is, on every rank; no gradient."""
+        mine = share_of_rank(torch.arange(len(batch)))
+        micro = micro_batches(batch, mine, self._spec)
         with torch.no_grad():
-            parts = self._run(batch.micro_batches(), train=False)
-        told = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return Looked(told["log_probs"], told["entropy"])
+            told = self._run(micro, train=False)
+        names = ("log_probs", "entropy")
+        found = put_together(batch, mine, micro, told, names, self._device)
+        return Looked(found["log_probs"], found["entropy"])
 
     def reference_log_probs(self, batch: Batch) -> torch.Tensor:
         """[samples, tokens] by the frozen reference, whose weights take the policy's place."""
@@ -117,12 +133,12 @@ class Learner:
         steps: list[tuple[float, float]] = []
         sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
         for part in parts:
-            mini_batch = batch.select(_of_this_rank(part))
-            if not mini_batch.mask.any():
+            if not batch.mask[part].any():
                 continue
+            micro = micro_batches(batch, share_of_rank(part), self._spec)
             self._parallel.zero_grad_buffer()
             self.optimizer.zero_grad()
-            told = _total(self._run(mini_batch.micro_batches(), train=True))
+            told = self._total(self._run(micro, train=True))
             stepped: Any = self.optimizer.step()
             grad_norm = float(stepped[1])
             loss = told["loss"] / told["share"]
@@ -150,15 +166,25 @@ class Learner:
             each.optimizer.state.clear()
         self.optimizer.reload_model_params()
 
-    def to_host(self) -> None:
-        """Parameters, gradients and optimizer state leave the device."""
+    def to_host(self) -> int:
+        """Parameters, gradients and optimizer state leave the device; bytes that came free."""
         self._parallel.offload_grad_buffers()
-        self.optimizer.offload_to_cpu()
+        freed = self._host.leave(self._tensors())
+        torch.cuda.empty_cache()
+        return freed
 
     def to_device(self) -> None:
         """They are back; gradients are zero."""
-        self.optimizer.restore_from_cpu()
+        self._host.come_back()
         self._parallel.restore_grad_buffers()
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._parallel.parameters()
+        for each in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            for group in each.optimizer.param_groups:
+                yield from group["params"]
+            for state in each.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
     def _told_beside(self) -> list[str]:
         algorithm = self._spec.algorithm
@@ -205,8 +231,7 @@ class Learner:
 
     def _forward(self, micro: Iterator[Batch], model: Any, *, train: bool) -> tuple[Any, Any]:
         batch = next(micro).to(self._device)
-        positions = torch.arange(batch.ids.shape[1], device=self._device).expand_as(batch.ids)
-        logits = model(batch.ids, positions, None)
+        logits = model(batch.ids, positions(batch), None, packed_seq_params=packing(batch))
         return logits, functools.partial(self._lost if train else self._told, batch)
 
     def _lost(self, batch: Batch, logits: torch.Tensor) -> tuple[Any, Any, dict[str, Any]]:
@@ -219,24 +244,16 @@ class Learner:
         log_probs = next_log_probs(logits, batch.labels).cpu()
         return {"log_probs": log_probs, "entropy": next_entropy(logits).cpu()}
 
+    def _total(self, told: list[dict[str, torch.Tensor]]) -> Mapping[str, float]:
+        """Sums over micro-batches, data parallel ranks and stages."""
+        missing = torch.zeros((), dtype=torch.float64, device=self._device)
+        sums = [sum((t[n].double() for t in told if n in t), missing) for n in SUMS]
+        stacked = torch.stack(sums)
+        sum_over_ranks(stacked)
+        return dict(zip(SUMS, stacked.tolist(), strict=True))
+
 
 @torch.no_grad()
 def _put(weights: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in parameters.items():
         parameter.copy_(weights[name])
-
-
-def _of_this_rank(part: torch.Tensor) -> torch.Tensor:
-    """Data parallel ranks share a mini-batch in turn."""
-    rank = parallel_state.get_data_parallel_rank()
-    return part[rank :: parallel_state.get_data_parallel_world_size()]
-
-
-def _total(told: list[dict[str, torch.Tensor]]) -> Mapping[str, float]:
-    """Sums over micro-batches and data parallel ranks."""
-    missing = torch.zeros(())
-    stacked = torch.stack(
-        [torch.stack([t.get(n, missing).to(torch.float64) for t in told]).sum() for n in SUMS]
-    )
-    torch.distributed.all_reduce(stacked, group=parallel_state.get_data_parallel_group())
-    return dict(zip(SUMS, stacked.tolist(), strict=True))

@@ -36,7 +36,7 @@ async def test_a_recipe_that_can_only_be_planned_is_refused(
         ({"mode": "decoupled", "cluster.gpus": 5}, "mode: decoupled is planned but not run yet"),
         ({"layout": "rollout -> genrm -> teacher -> actor"}, "layout: "),
         ({"critic": {"ranks": 1}, "cluster.gpus": 3}, "critic: "),
-        ({"train.ranks": 2}, "train.ranks: 2, runs have one rank"),
+        ({"train.algorithm.estimator": "ppo"}, "ppo needs a critic"),
         ({"rollout.server_groups": [{"replicas": 2}]}, "rollout.server_groups: "),
     ],
 )

@@ -18,6 +18,8 @@ MEGATRON_WARNS = [
     pytest.mark.filterwarnings("ignore:::megatron"),
     pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:.torch.distributed.* is deprecated:FutureWarning"),
 ]
 """What Megatron-Core warns of itself, and PyTorch of what Megatron-Core uses."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from relax_infer.training.batch import mini_batches
@@ -111,9 +112,16 @@ def importance_of(trainer: torch.Tensor, rollout: torch.Tensor, algorithm: Any) 
 
 
 def update(
-    model: Any, frozen: Any, optimizer: Any, rows: list[Row], step: int, spec: dict[str, Any]
+    model: Any,
+    frozen: Any,
+    optimizer: Any,
+    rows: list[Row],
+    step: int,
+    spec: dict[str, Any],
+    gradients: dict[str, torch.Tensor],
 ) -> float:
-    """One pass over the rows; the mean over mini-batches of the aggregated loss."""
+    """One pass over the rows; the mean over mini-batches of the aggregated loss. The first
+    backward pass ever leaves its ``gradients``."""
     algorithm = spec["algorithm"]
     told: list[Row] = []
     with torch.no_grad():
@@ -163,6 +171,8 @@ def update(
             total = torch.stack([loss.sum() / spec["longest_response"] for loss in each]).mean()
         optimizer.zero_grad()
         total.backward()
+        if not gradients:
+            gradients |= {n: p.grad.clone() for n, p in model.named_parameters()}
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec["grad_clip"])
         optimizer.step()
         losses.append(total.item())
@@ -193,6 +203,7 @@ def main(orders: dict[str, Any]) -> None:
         betas=tuple(spec["betas"]),
     )
     losses: list[float] = []
+    gradients: dict[str, torch.Tensor] = {}
     for step, path in enumerate(orders["tables"], start=1):
         table = read_table(path)
         rows = table.to_pylist()
@@ -201,8 +212,9 @@ def main(orders: dict[str, Any]) -> None:
                 for row in rows:
                     row["rollout_log_probs"] = log_probs(model, row).tolist()
             write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
-        losses.append(update(model, frozen, optimizer, rows, step, spec))
+        losses.append(update(model, frozen, optimizer, rows, step, spec, gradients))
     (out / "losses.json").write_text(json.dumps(losses))
+    save_file(gradients, out.with_name("gradients.safetensors"))
     model.save_pretrained(out)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from relax_infer.training import PolicyTrainer
 from relax_infer.training.hf_folder import read_tensors
@@ -70,4 +71,5 @@ def reference(folder: Path, model: Path, spec: dict[str, Any], tables: list[str]
         timeout=150,
     )
     losses = json.loads((out / "losses.json").read_text())
-    return {"losses": losses, "weights": read_tensors(out)}
+    gradients = load_file(folder / "gradients.safetensors")
+    return {"losses": losses, "weights": read_tensors(out), "gradients": gradients}

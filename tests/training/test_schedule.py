@@ -80,7 +80,7 @@ def test_bf16_trains_with_masters_that_keep_what_bf16_cannot_show(
     # Norms are near 1, where bf16 has steps of 8e-3: after one update of 1e-5 nothing shows, the
     # masters have moved all the same.
     checkpoint = tmp_path / "a" / "run" / "checkpoints" / "step-3"
-    masters = _saved(checkpoint, "optimizer.state.fp32_param.decoder.final_layernorm.weight")
+    masters = _saved(checkpoint, "optimizer.state.param.decoder.final_layernorm.weight")
     shown = read_tensors(Path(whole[2].weights.uri.removeprefix("file://")))["model.norm.weight"]
     rounded = masters.to(torch.bfloat16).float()
     assert torch.equal(rounded, shown)
