@@ -20,6 +20,7 @@ def run_group(
     steps: list[int],
     *,
     gradients: bool = False,
+    round_trip: bool = False,
     deadly: tuple[int, int, str] | None = None,
 ) -> list[list[TrainResult]]:
     """What each rank answered to each step; of a group in which a rank died, nothing."""
@@ -30,6 +31,7 @@ def run_group(
         "tables": tables,
         "steps": steps,
         "gradients": gradients,
+        "round_trip": round_trip,
         "deadly": deadly and list(deadly),
         "out": str(folder),
     }

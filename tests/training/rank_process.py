@@ -38,6 +38,8 @@ def main(orders: dict[str, Any], rank: int) -> None:
         return rows_of_table(read_table(orders["tables"][str(step)]))
 
     out = Path(orders["out"])
+    if orders["round_trip"]:
+        (out / f"digest-{rank}").write_text(policy._export(0))
     if orders["gradients"]:
         write_gradients(policy, rows(1), out / f"gradients-{rank}.safetensors")
     results: list[str] = []

@@ -41,8 +41,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 class Wanted:
     """The model, three steps' tables, and what the reference makes of them."""
 
-    def __init__(self, folder: Path, *, tied: bool) -> None:
-        self.model = write_model(folder / "model", tied=tied)
+    def __init__(self, folder: Path, *, tied: bool, architecture: str = "qwen3") -> None:
+        self.model = write_model(folder / "model", tied=tied, architecture=architecture)
         self.tables = {step: str(folder / f"{step}.arrow") for step in (1, 2, 3)}
         for step, path in self.tables.items():
             write_table(scored_table(groups=5, samples=3, seed=step), path)
@@ -82,9 +82,32 @@ def test_a_tied_embedding_is_trained_as_one(tmp_path: Path, tied: Wanted, layout
     check(tmp_path, tied, LAYOUTS[layout])
 
 
+@pytest.mark.slow
+def test_biases_of_two_tensor_parallel_ranks_are_trained_too(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    wanted = Wanted(tmp_path_factory.mktemp("qwen2"), tied=True, architecture="qwen2")
+    check(tmp_path, wanted, LAYOUTS["tp-2"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layout"), [("qwen2", "tp-2"), ("llama", "pp-2"), ("qwen3", "tp-2")]
+)
+def test_weights_that_were_spread_over_ranks_come_back_as_they_were(
+    tmp_path: Path, architecture: str, layout: str
+) -> None:
+    model = write_model(tmp_path / "model", architecture=architecture)
+    spec = make_spec(tmp_path / "store", model, **LAYOUTS[layout])
+    run_group(tmp_path / "group", spec, {}, [], round_trip=True)
+    assert (tmp_path / "group" / "digest-0").read_text() == weights_digest(model)
+
+
 def check(tmp_path: Path, wanted: Wanted, layout: dict[str, Any]) -> None:
     spec = make_spec(tmp_path / "store", wanted.model, **CHANGES, **layout)
-    everyone = run_group(tmp_path / "group", spec, wanted.tables, [1, 2, 3], gradients=True)
+    everyone = run_group(
+        tmp_path / "group", spec, wanted.tables, [1, 2, 3], gradients=True, round_trip=True
+    )
+    assert (tmp_path / "group" / "digest-0").read_text() == weights_digest(wanted.model)
     results = everyone[0]
     assert all(others == results for others in everyone)
 

@@ -26,11 +26,14 @@ pytestmark = [
 _ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("architecture", "tied"),
+    [("qwen3", False), ("qwen3", True), ("qwen2", True), ("llama", False)],
+)
 def test_loss_log_probs_and_new_weights_are_those_of_plain_pytorch(
-    tmp_path: Path, in_thread: InThread, tied: bool
+    tmp_path: Path, in_thread: InThread, architecture: str, tied: bool
 ) -> None:
-    model = write_model(tmp_path / "model", tied=tied)
+    model = write_model(tmp_path / "model", tied=tied, architecture=architecture)
     spec = make_spec(tmp_path / "store", model)
     # The second table's log-probs are far from the policy's: both sides of the clip come in.
     tables = [str(tmp_path / f"{step}.arrow") for step in (1, 2)]
