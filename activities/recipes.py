@@ -14,7 +14,7 @@ from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKin
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.contracts.run import ResolveRequest, RunPlan
-from relax_infer.contracts.training import TrainerSpec
+from relax_infer.contracts.training import CriticSpec, TrainerSpec
 from relax_infer.placement import (
     POOL,
     InferencePlacementPlan,
@@ -135,6 +135,9 @@ def _plan(
         ),
         longest_response=recipe.rollout.sampling.max_new_tokens,
         precision=train.precision,
+        critic=CriticSpec(**recipe.critic.model_dump(include={"learning_rate", "value_clip"}))
+        if recipe.critic and train.algorithm.estimator == "ppo"
+        else None,
         tensor_parallel=train.tensor_parallel,
         pipeline_parallel=train.pipeline_parallel,
         sequence_parallel=train.sequence_parallel,

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from relax_infer.config.placed import (
     Cluster,
+    Critic,
     Engine,
     Positive,
     RolloutModel,
@@ -372,7 +373,7 @@ class Recipe(Section):
     reward: Reward = Reward()
     distillation: Distillation | None = None
     train: Train = Train()
-    critic: TrainingGroup | None = None
+    critic: Critic | None = None
     """The value model. It shares the trainer's GPUs when it has as many ranks, except in mode
     decoupled."""
     reference: TrainingGroup | None = None
@@ -448,6 +449,14 @@ class Recipe(Section):
                     f" distillation.top_k {distillation.top_k} may need {cells}: raise it"
                 )
         self._schedule_fits(self.train.schedule)
+        ppo = self.train.algorithm.estimator == "ppo"
+        if ppo and self.critic is None:
+            raise ValueError(
+                "train.algorithm.estimator is ppo but the recipe has no critic section: add one,"
+                " with as many ranks as train.ranks"
+            )
+        if ppo and self.reward.source == "none":
+            raise ValueError("train.algorithm.estimator is ppo but reward.source is none: set one")
         if self.train.mini_batches > total:
             raise ValueError(
                 f"train.mini_batches is {self.train.mini_batches} but a step has {total} samples:"

@@ -23,13 +23,19 @@ def require_runnable(recipe: Recipe) -> None:
 def _beyond(recipe: Recipe) -> Iterator[str]:
     if recipe.mode != "defer":
         yield f"mode: {recipe.mode} is planned but not run yet, runs are of mode defer"
-    for name in ("defer_roles", "layout", "debug", "critic", "reference", "actor_fwd"):
+    for name in ("defer_roles", "layout", "debug", "reference", "actor_fwd"):
         if getattr(recipe, name) is not None:
             yield f"{name}: is not used by runs yet"
     if not recipe.train.offload:
         yield "train.offload: the trainer of a run always offloads"
-    if recipe.train.algorithm.estimator == "ppo":
-        yield "train.algorithm.estimator: ppo needs a critic, which runs do not have yet"
+    critic = recipe.critic
+    if critic is not None and recipe.train.algorithm.estimator != "ppo":
+        yield "critic: only train.algorithm.estimator ppo uses one"
+    if critic is not None and critic.ranks != recipe.train.ranks:
+        yield (
+            f"critic.ranks: {critic.ranks}, runs train the critic on the trainer's own"
+            f" {recipe.train.ranks} ranks"
+        )
     rollout = recipe.rollout
     if rollout.external:
         yield "rollout.external: runs start their own engines"

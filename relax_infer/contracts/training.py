@@ -15,6 +15,14 @@ DistillationMode = Literal["student_sampled", "student_topk", "teacher_topk", "u
 Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon"]
 
 
+class CriticSpec(Message):
+    """The value model that the trainer's ranks train beside the policy."""
+
+    learning_rate: float
+    value_clip: float
+    """A value is moved by at most this in one pass."""
+
+
 class TrainerSpec(Message):
     """Everything that is needed to start and operate the trainer group, on any worker."""
 
@@ -51,6 +59,7 @@ class TrainerSpec(Message):
     longest_response: int = 1
     """Tokens that a response may have."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    critic: CriticSpec | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     """ranks = tensor_parallel * pipeline_parallel * data parallel ranks."""

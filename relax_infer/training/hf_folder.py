@@ -120,7 +120,7 @@ def write_folder(target: Path, tensors: "Mapping[str, torch.Tensor]", model: Pat
 
 def begin_folder(target: Path, model: Path) -> Path:
     """Where parts of the weights are to be written; what an earlier attempt left is gone."""
-    partial = _partial(target)
+    partial = unfinished(target)
     shutil.rmtree(partial, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(model, partial, ignore=shutil.ignore_patterns(*_NOT_COPIED))
@@ -165,7 +165,7 @@ def finish_folder(target: Path) -> str:
     Durable and atomic: the folder appears whole, or not at all. One that is there and holds other
     weights is replaced (nobody was told of it: its version is entered in the ledger later).
     """
-    partial = _partial(target)
+    partial = unfinished(target)
     parts = sorted(partial.glob("part-*.safetensors"))
     names = [_NEW_WEIGHTS]
     if len(parts) > 1:
@@ -192,7 +192,8 @@ def finish_folder(target: Path) -> str:
     return digest
 
 
-def _partial(target: Path) -> Path:
+def unfinished(target: Path) -> Path:
+    """Where the folder is made before it appears."""
     return target.with_name(f"{target.name}.partial")
 
 

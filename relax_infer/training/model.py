@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.training.attention import CausalAttention, RMSNorm
+from relax_infer.training.value_head import ValueHead
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,10 @@ def check_layout(shape: PolicyShape, tensor_parallel: int, pipeline_parallel: in
                 )
 
 
-def build_model(shape: PolicyShape, spec: TrainerSpec) -> GPTModel:
+def build_model(shape: PolicyShape, spec: TrainerSpec, *, critic: bool = False) -> GPTModel:
     """This rank's part of the model, uninitialised until weights are loaded.
+
+    ``critic``: with a value in place of logits, 0 everywhere at first.
 
     Needs Megatron's parallel state. Fusions are off: they are CUDA's alone, and the policy that
     is trained must be the policy that the engines serve.
@@ -173,7 +176,7 @@ def build_model(shape: PolicyShape, spec: TrainerSpec) -> GPTModel:
         variable_seq_lengths=spec.pipeline_parallel > 1,
         moe_token_dispatcher_type="alltoall",
     )
-    return GPTModel(
+    model = GPTModel(
         config=config,
         transformer_layer_spec=_layers(shape, config),
         vocab_size=shape.vocabulary,
@@ -181,13 +184,16 @@ def build_model(shape: PolicyShape, spec: TrainerSpec) -> GPTModel:
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=True,
-        share_embeddings_and_output_weights=shape.tied,
+        share_embeddings_and_output_weights=shape.tied and not critic,
         position_embedding_type="rope",
         rotary_percent=1.0,
         rotary_base=int(shape.rope_base),
         rope_scaling=shape.rope_factor is not None,
         rope_scaling_factor=shape.rope_factor or 1.0,
     )
+    if critic and model.post_process:
+        model.output_layer = ValueHead(config)  # pyright: ignore[reportAttributeAccessIssue]
+    return model
 
 
 def _layers(shape: PolicyShape, config: TransformerConfig) -> Any:

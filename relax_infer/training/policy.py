@@ -13,12 +13,7 @@ from typing import Any
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.training import TrainerSpec, TrainResult
-from relax_infer.training.hf_folder import (
-    FolderTensors,
-    begin_folder,
-    finish_folder,
-    write_parts,
-)
+from relax_infer.training.hf_folder import FolderTensors
 from relax_infer.training.ledger import Checkpoints, Ledger, LedgerEntry, read_ledger, run_folder
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
@@ -38,6 +33,7 @@ class PolicyTrainer:
         self._moment = moment or (lambda _: None)
         self._checkpoints = Checkpoints(spec.run)
         self._learner: Any = None
+        self._critic: Any = None
         self._device: Any = None
         self._shape: Any = None
         self._dtypes: dict[str, Any] = {}
@@ -79,13 +75,15 @@ class PolicyTrainer:
         if self._learner is None:
             self._build()
         else:
-            self._learner.to_device()
+            for learner in self._learners():
+                learner.to_device()
         self.resident = True
 
     def offload(self) -> None:
         """Nothing but a device context is left on the device. Idempotent."""
         if self._learner is not None and self.holds:
-            self._learner.to_host()
+            for learner in self._learners():
+                learner.to_host()
         self.resident = self.holds = False
 
     def memory_in_use(self) -> int | None:
@@ -155,8 +153,13 @@ class PolicyTrainer:
         if self._learner is not None:
             from relax_infer.training.parallel import stop_parallel
 
-            self._learner, self.resident, self.holds = None, False, False
+            self._learner = self._critic = None
+            self.resident = self.holds = False
             stop_parallel()
+
+    def _learners(self) -> list[Any]:
+        critic = getattr(self, "_critic", None)
+        return [self._learner] if critic is None else [self._learner, critic]
 
     def _commit(self, step: int, ledger: Ledger) -> None:
         if self.rank == 0:
@@ -176,20 +179,24 @@ class PolicyTrainer:
             together(self._make_learner, device)
             self._load()
         except BaseException:
-            self._learner = None
+            self._learner = self._critic = None
             stop_parallel()
             raise
 
     def _make_learner(self) -> None:
         # Megatron may be imported only now that the process has joined its group.
+        from relax_infer.training.critic import Critic
         from relax_infer.training.model import build_model, check_layout, read_shape
-        from relax_infer.training.update import Learner
+        from relax_infer.training.update import PolicyLearner
 
         spec = self.spec
         self._shape = read_shape(Path(spec.model_path))
         check_layout(self._shape, spec.tensor_parallel, spec.pipeline_parallel)
         model = build_model(self._shape, spec).to(self._device)
-        self._learner = Learner(model, spec, self._device)
+        self._learner = PolicyLearner(model, spec, self._device)
+        if spec.critic is not None:
+            model = build_model(self._shape, spec, critic=True).to(self._device)
+            self._critic = Critic(model, spec, self._device, spec.critic)
 
     def _gpu(self) -> int:
         """Ray shows an actor with a share of a GPU that GPU alone; one without a share, all."""
@@ -197,11 +204,11 @@ class PolicyTrainer:
 
     def _load(self) -> None:
         """What the newest checkpoint says, else the model folder."""
-        from relax_infer.training import checkpoint
+        from relax_infer.training.outputs import load_checkpoint
         from relax_infer.training.parallel import together
         from relax_infer.training.weights import load_weights
 
-        learner, latest = self._learner, self._checkpoints.latest()
+        learner, critic, latest = self._learner, self._critic, self._checkpoints.latest()
         wants_reference = self.spec.algorithm.needs_reference
 
         def initial() -> None:
@@ -209,21 +216,26 @@ class PolicyTrainer:
             self._dtypes = {name: tensors.dtype(name) for name in tensors}
             if latest is None or wants_reference:
                 load_weights(learner.model, self._shape, tensors)
+            if latest is None and critic is not None:
+                load_weights(critic.model, self._shape, tensors)
             if wants_reference:
                 learner.remember_reference()
 
         together(initial, self._device)
         if latest is not None:
-            checkpoint.load(latest, learner.model, learner.optimizer)
+            load_checkpoint(latest, learner, critic)
         else:
-            learner.forget()
+            for each in self._learners():
+                each.forget()
         self._current, self._spoilt = read_ledger(self.spec.run), False
 
     def _train(self, step: int, rows: PublishedRows) -> TrainResult:
         import torch
 
         from relax_infer.training.batch import build_batch, mini_batches, step_seed
+        from relax_infer.training.outputs import save_checkpoint
         from relax_infer.training.targets import Before, check_channels, with_targets
+        from relax_infer.training.values import explained_variance
 
         began = time.perf_counter()
         spec, learner = self.spec, self._learner
@@ -236,18 +248,25 @@ class PolicyTrainer:
         reference = None
         if spec.algorithm.needs_reference:
             reference = learner.reference_log_probs(batch)
-        batch = with_targets(batch, rows, spec, Before(looked.log_probs, reference))
+        critic: Any = self._critic
+        values = None if critic is None else critic.values(batch)
+        before = Before(looked.log_probs, reference, values)
+        batch = with_targets(batch, rows, spec, before)
         trained = batch.mask.sum()
         gap = (looked.log_probs - batch.rollout_log_probs).abs() * batch.mask
         probed = time.perf_counter()
-        parts = mini_batches(len(batch), spec.mini_batches, spec.seed, step)
+        parts = list(mini_batches(len(batch), spec.mini_batches, spec.seed, step))
         stats = learner.update(batch, parts, step)
+        told: dict[str, float] = {}
+        if critic is not None and values is not None and batch.returns is not None:
+            told = critic.update(batch, parts, step)
+            told["explained_variance"] = explained_variance(values, batch.returns, batch.mask)
         self._moment("updated")
         updated = time.perf_counter()
         digest = self._export(step)
         self._moment("exported")
         exported = time.perf_counter()
-        self._save(step)
+        save_checkpoint(self._checkpoints, step, learner, critic, self._device)
         self._moment("saved")
         saved = time.perf_counter()
         uri = f"{spec.run.store.rstrip('/')}/{spec.run.run}/weights/{step}"
@@ -270,6 +289,7 @@ class PolicyTrainer:
                 "importance_max": float((batch.importance * batch.mask).max()),
                 "learning_rate": stats.learning_rate,
                 **stats.metrics,
+                **told,
                 "probe_seconds": probed - began,
                 "update_seconds": updated - probed,
                 "export_seconds": exported - updated,
@@ -278,37 +298,10 @@ class PolicyTrainer:
         )
 
     def _export(self, step: int) -> str:
-        """The new weights as a Hugging Face folder; its digest, on rank 0.
-
-        Each stage writes its own files, tensor by tensor, so that no rank has the whole model.
-        """
-        from megatron.core import parallel_state
-
-        from relax_infer.training.parallel import together
-        from relax_infer.training.weights import export_weights
+        """The new weights as a Hugging Face folder; its digest, on rank 0."""
+        from relax_infer.training.outputs import export_folder
 
         target = run_folder(self.spec.run) / "weights" / str(step)
-        model, device = Path(self.spec.model_path), self._device
-        first = self.rank == 0
-        together(lambda: begin_folder(target, model) if first else None, device)
-
-        def write() -> None:
-            # One of the data parallel ranks, which all have the same.
-            if parallel_state.get_data_parallel_rank() == 0:
-                exported = export_weights(self._learner.model, self._shape)
-                stage = parallel_state.get_pipeline_model_parallel_rank()
-                partial = target.with_name(f"{target.name}.partial")
-                write_parts(partial, stage, ((n, t.to(self._dtypes[n])) for n, t in exported))
-
-        together(write, device)
-        return together(lambda: finish_folder(target) if first else "", device)
-
-    def _save(self, step: int) -> None:
-        from relax_infer.training import checkpoint
-        from relax_infer.training.parallel import together
-
-        checkpoints = self._checkpoints
-        together(lambda: checkpoints.begin(step) if self.rank == 0 else None, self._device)
-        folder = checkpoints.unfinished(step)
-        learner = self._learner
-        together(lambda: checkpoint.save(folder, learner.model, learner.optimizer), self._device)
+        model = Path(self.spec.model_path)
+        policy = self._learner.model
+        return export_folder(target, model, policy, self._shape, self._dtypes, self._device)

@@ -1,4 +1,4 @@
-"""The critic's loss. Pure torch."""
+"""The critic's loss, and how much it knows. Pure torch."""
 
 import torch
 
@@ -19,3 +19,13 @@ def value_loss(
     """
     near = old_values + (values - old_values).clamp(-clip, clip)
     return torch.maximum((values - returns) ** 2, (near - returns) ** 2) / 2
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> float:
+    """``1 - var(G - V) / var(G)`` over trained tokens: 1 for a critic that knows, 0 for one that
+    guesses the mean; 0 where all returns are alike."""
+    kept = mask > 0
+    spread = returns[kept].var(correction=0)
+    if spread == 0:
+        return 0.0
+    return float(1 - (returns[kept] - values[kept]).var(correction=0) / spread)

@@ -16,6 +16,7 @@ from megatron.core.models.gpt import GPTModel
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.training.model import PolicyShape
+from relax_infer.training.value_head import ValueHead
 
 Layout = Literal["whole", "rows", "columns", "qkv", "gate_up"]
 """How tensor parallel ranks share a tensor: a copy each; rows; columns; rows of groups; rows of
@@ -68,7 +69,9 @@ def mapping(model: GPTModel, shape: PolicyShape) -> list[Mapped]:
         add(f"{here}.mlp.linear_fc2.weight", "columns", f"{there}.mlp.down_proj.weight")
     if model.post_process:
         add("decoder.final_layernorm.weight", "whole", "model.norm.weight")
-        if not shape.tied:
+        if isinstance(model.output_layer, ValueHead):
+            pass  # nothing in a policy's folder is like it
+        elif not shape.tied:
             add("output_layer.weight", "rows", "lm_head.weight")
         elif not model.pre_process:
             add("output_layer.weight", "rows", "model.embed_tokens.weight")
@@ -125,6 +128,8 @@ def load_weights(model: GPTModel, shape: PolicyShape, tensors: Mapping[str, torc
     rank = parallel_state.get_tensor_model_parallel_rank()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     mapped = mapping(model, shape)
+    if model.post_process and isinstance(model.output_layer, ValueHead):
+        parameters.pop("output_layer.weight").zero_()
     if (unfilled := parameters.keys() - {m.megatron for m in mapped}) and unfilled:
         raise PermanentError(f"The model has parameters without a source: {sorted(unfilled)}.")
     for entry in mapped:

@@ -19,7 +19,15 @@ def request(recipe: str, **overrides: Any) -> ResolveRequest:
     return ResolveRequest(run="run-1", start=start)
 
 
-@pytest.mark.parametrize("name", [n for n in shipped_recipes() if n != "quickstart"])
+RUNNABLE = ("quickstart", "defer-1x8-opd", "defer-2x8-genrm")
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_recipe_of_mode_defer_can_be_run(name: str) -> None:
+    require_runnable(load_recipe(name))
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_recipes() if n not in RUNNABLE])
 async def test_a_recipe_that_can_only_be_planned_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,7 +44,7 @@ async def test_a_recipe_that_can_only_be_planned_is_refused(
         ({"mode": "decoupled", "cluster.gpus": 5}, "mode: decoupled is planned but not run yet"),
         ({"layout": "rollout -> genrm -> teacher -> actor"}, "layout: "),
         ({"critic": {"ranks": 1}, "cluster.gpus": 3}, "critic: "),
-        ({"train.algorithm.estimator": "ppo"}, "ppo needs a critic"),
+        ({"reference": {"ranks": 1}, "cluster.gpus": 3}, "reference: "),
         ({"rollout.server_groups": [{"replicas": 2}]}, "rollout.server_groups: "),
     ],
 )

@@ -84,6 +84,61 @@ def advantages_of(rows: list[Row], told: list[Row], spec: dict[str, Any]) -> lis
     return found
 
 
+class Critic:
+    """A value for each response token, from the policy's own network and a head of zeros."""
+
+    def __init__(self, model: Any, spec: dict[str, Any]) -> None:
+        self.network = copy.deepcopy(model.model)
+        self.head = torch.zeros(model.config.hidden_size, requires_grad=True)
+        self.parameters = [*self.network.parameters(), self.head]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=spec["critic"]["learning_rate"],
+            betas=tuple(spec["betas"]),
+            weight_decay=0.0,
+        )
+        self.spec = spec
+        self.losses: list[float] = []
+
+    def values(self, row: Row) -> torch.Tensor:
+        prompt, response = row["prompt_ids"], row["response_ids"]
+        hidden = self.network(torch.tensor([prompt + response])).last_hidden_state[0]
+        return hidden[len(prompt) - 1 : len(prompt) + len(response) - 1] @ self.head
+
+    def estimate(self, rows: list[Row]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Of each row its values, advantages and returns."""
+        algorithm = self.spec["algorithm"]
+        gamma, lam = algorithm["gamma"], algorithm["gae_lambda"]
+        found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for row in rows:
+            with torch.no_grad():
+                values = self.values(row)
+            advantages, later = torch.zeros_like(values), 0.0
+            for t in reversed(range(len(values))):
+                last = t == len(values) - 1
+                target = row["reward"] if last else gamma * values[t + 1].item()
+                later = target - values[t].item() + gamma * lam * (0.0 if last else later)
+                advantages[t] = later
+            found.append((values, advantages, advantages + values))
+        return found
+
+    def update(self, rows: list[Row], known: list[Any], part: list[int]) -> None:
+        clip = self.spec["critic"]["value_clip"]
+        each: list[torch.Tensor] = []
+        for index in part:
+            old, _, wanted = known[index]
+            if len(old):
+                new = self.values(rows[index])
+                bounded = old + (new - old).clamp(-clip, clip)
+                each.append(torch.max((new - wanted) ** 2, (bounded - wanted) ** 2) / 2)
+        loss = torch.cat(each).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.spec["grad_clip"])
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+
 def divergence_of(every: torch.Tensor, row: Row, spec: dict[str, Any]) -> torch.Tensor:
     """[response tokens], over the named tokens and the rest."""
     found: list[torch.Tensor] = []
@@ -119,6 +174,7 @@ def update(
     step: int,
     spec: dict[str, Any],
     gradients: dict[str, torch.Tensor],
+    critic: Critic | None = None,
 ) -> float:
     """One pass over the rows; the mean over mini-batches of the aggregated loss. The first
     backward pass ever leaves its ``gradients``."""
@@ -131,7 +187,12 @@ def update(
             old = trainer if algorithm["old_log_probs"] == "trainer" else rollout
             weight = importance_of(trainer, rollout, algorithm)
             told.append({"old": old, "weight": weight, "reference": log_probs(frozen, row)})
-    advantages = advantages_of(rows, told, spec)
+    known_values = critic.estimate(rows) if critic else []
+    if critic:
+        together = torch.cat([advantage for _, advantage, _ in known_values])
+        advantages = [(a - together.mean()) / together.std() for _, a, _ in known_values]
+    else:
+        advantages = advantages_of(rows, told, spec)
     over_support = spec["distillation"] > 0 and spec["distillation_mode"] != "student_sampled"
     losses: list[float] = []
     for part in mini_batches(len(rows), spec["mini_batches"], spec["seed"], step):
@@ -176,6 +237,8 @@ def update(
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec["grad_clip"])
         optimizer.step()
         losses.append(total.item())
+        if critic:
+            critic.update(rows, known_values, part.tolist())
     return sum(losses) / len(losses)
 
 
@@ -202,6 +265,7 @@ def main(orders: dict[str, Any]) -> None:
         lr=spec["learning_rate"],
         betas=tuple(spec["betas"]),
     )
+    critic = Critic(model, spec) if spec["critic"] else None
     losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}
     for step, path in enumerate(orders["tables"], start=1):
@@ -212,8 +276,10 @@ def main(orders: dict[str, Any]) -> None:
                 for row in rows:
                     row["rollout_log_probs"] = log_probs(model, row).tolist()
             write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
-        losses.append(update(model, frozen, optimizer, rows, step, spec, gradients))
+        losses.append(update(model, frozen, optimizer, rows, step, spec, gradients, critic))
     (out / "losses.json").write_text(json.dumps(losses))
+    if critic:
+        out.with_name("critic.json").write_text(json.dumps(critic.losses))
     save_file(gradients, out.with_name("gradients.safetensors"))
     model.save_pretrained(out)
 

@@ -54,6 +54,11 @@ CASES: dict[str, dict[str, Any]] = {
             "entropy_coefficient": 0.05,
         },
     },
+    "ppo": {
+        "algorithm": {"estimator": "ppo", "gamma": 0.95, "gae_lambda": 0.9},
+        "critic": {"learning_rate": 1e-2, "value_clip": 0.1},
+        "distillation": 0.0,
+    },
     "teacher_topk": {"distillation_mode": "teacher_topk", "divergence": "forward_kl"},
     "union": {"distillation_mode": "union", "divergence": "jensen_shannon"},
     "student_topk": {"distillation_mode": "student_topk", "weight_decay": 0.1},
@@ -93,6 +98,11 @@ def test_the_new_weights_are_those_of_plain_pytorch(
         torch.testing.assert_close(ours[name], tensor, atol=1e-4, rtol=0, msg=name)
         assert (tensor - before[name]).abs().max() > 3e-4, f"{name} hardly moved"
     metrics = results[1].metrics
+    if spec.critic is not None:
+        halves = [wanted["critic"][:2], wanted["critic"][2:]]
+        found = [result.metrics["critic_loss"] for result in results]
+        assert found == pytest.approx([sum(half) / 2 for half in halves], abs=1e-4)
+        assert metrics["explained_variance"] != 0
     algorithm = spec.algorithm
     assert ("reference_kl" in metrics) == algorithm.needs_reference
     assert ("divergence" in metrics) == spec.distils_support
@@ -100,19 +110,33 @@ def test_the_new_weights_are_those_of_plain_pytorch(
     assert metrics["entropy"] > 0
 
 
-def test_the_reference_is_the_initial_policy_also_after_a_resume(
-    tmp_path: Path, in_thread: InThread
+@pytest.mark.parametrize(
+    ("changes", "metric"),
+    [
+        ({"algorithm": {"kl_coefficient": 0.5}}, "reference_kl"),
+        (
+            {
+                "algorithm": {"estimator": "ppo"},
+                "critic": {"learning_rate": 1e-3, "value_clip": 0.2},
+            },
+            "critic_loss",
+        ),
+    ],
+)
+def test_reference_and_critic_are_the_same_after_a_resume_and_a_release(
+    tmp_path: Path, in_thread: InThread, changes: dict[str, Any], metric: str
 ) -> None:
     model = write_model(tmp_path / "model")
-    algorithm = {"kl_coefficient": 0.5}
 
     def train(store: str, *turns: list[int]) -> list[Any]:
-        spec = make_spec(tmp_path / store, model, algorithm=algorithm)
+        spec = make_spec(tmp_path / store, model, **changes)
         results: list[Any] = []
         for turn in turns:
             policy = PolicyTrainer(spec)
             in_thread(policy.onload)
             for step in turn:
+                in_thread(policy.offload)
+                in_thread(policy.onload)
                 rows = rows_of_table(scored_table(groups=6, samples=4, seed=step))
                 results.append(in_thread(lambda p=policy, s=step, r=rows: p.train(s, r)))
             in_thread(policy.close)
@@ -120,4 +144,4 @@ def test_the_reference_is_the_initial_policy_also_after_a_resume(
 
     whole, resumed = train("whole", [1, 2, 3]), train("resumed", [1, 2], [3])
     assert resumed[2].weights.digest == whole[2].weights.digest
-    assert resumed[2].metrics["reference_kl"] == whole[2].metrics["reference_kl"] > 0
+    assert resumed[2].metrics[metric] == whole[2].metrics[metric] > 0

@@ -75,4 +75,6 @@ def reference(folder: Path, model: Path, spec: dict[str, Any], tables: list[str]
     )
     losses = json.loads((out / "losses.json").read_text())
     gradients = load_file(folder / "gradients.safetensors")
-    return {"losses": losses, "weights": read_tensors(out), "gradients": gradients}
+    found = {"losses": losses, "weights": read_tensors(out), "gradients": gradients}
+    critic = folder / "critic.json"
+    return found | ({"critic": json.loads(critic.read_text())} if critic.exists() else {})

@@ -38,6 +38,8 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
             {"train.schedule.min_learning_rate": 1.0},
             "min_learning_rate 1 is above train.learning_rate",
         ),
+        ({"train.ranks": 3, "train.tensor_parallel": 2}, "ranks is 3, tensor_parallel x .* is 2"),
+        ({"train.sequence_parallel": True}, "sequence_parallel needs tensor_parallel above 1"),
         ({"train.precision": "fp16"}, r"train\.precision: .*'fp32' or 'bf16'"),
     ],
 )
@@ -73,7 +75,31 @@ async def test_a_run_carries_the_algorithm_to_its_trainer(
     assert (trainer.longest_response, trainer.precision) == (7, "bf16")
 
 
-def test_a_critic_is_refused_until_there_is_one() -> None:
-    recipe = load_recipe("quickstart", {"train.algorithm.estimator": "ppo"})
-    with pytest.raises(RecipeError, match="ppo needs a critic"):
-        require_runnable(recipe)
+async def test_ppo_trains_a_critic_on_the_trainers_own_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    overrides = {
+        "rollout.model": str(tmp_path),
+        "genrm": None,
+        "reward.source": "exact",
+        "cluster.device": "cpu",
+        "distillation": None,
+        "train.algorithm.estimator": "ppo",
+        "critic": {"ranks": 1, "learning_rate": 0.01},
+    }
+    start = RunInput(recipe="quickstart", overrides=overrides)
+    trainer = (await resolve_recipe(ResolveRequest(run="run-1", start=start))).trainer
+    assert trainer.critic is not None
+    assert (trainer.critic.learning_rate, trainer.critic.value_clip) == (0.01, 0.2)
+
+
+def test_a_critic_that_nothing_uses_or_that_has_ranks_of_its_own_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"only train\.algorithm\.estimator ppo uses one"):
+        require_runnable(load_recipe("quickstart", {"critic": {"ranks": 1}}))
+    ppo = {"train.algorithm.estimator": "ppo"}
+    with pytest.raises(RecipeError, match="trainer's own 1 ranks"):
+        require_runnable(load_recipe("quickstart", {**ppo, "critic": {"ranks": 2}}))
+    with pytest.raises(RecipeError, match="ppo but the recipe has no critic section"):
+        load_recipe("quickstart", ppo)
