@@ -11,11 +11,12 @@ from activities._progress import teller
 from activities._run_files import store_of
 from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
+from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.contracts.run import ResolveRequest, RunPlan
-from relax_infer.contracts.training import TrainerSpec
+from relax_infer.contracts.training import CriticSpec, TrainerSpec
 from relax_infer.placement import (
     InferencePlacementPlan,
     model_placement,
@@ -160,6 +161,24 @@ def _plan(
         use_reward=recipe.reward.source != "none",
         distillation=recipe.distillation.coefficient if recipe.distillation else 0.0,
         keep_checkpoints=train.keep_checkpoints,
+        distillation_mode=recipe.distillation.mode if recipe.distillation else "student_sampled",
+        divergence=recipe.distillation.divergence if recipe.distillation else "reverse_kl",
+        top_k=recipe.distillation.top_k if recipe.distillation else 0,
+        algorithm=AlgorithmSpec.model_validate(train.algorithm.model_dump()),
+        schedule=ScheduleSpec(
+            **train.schedule.model_dump(exclude={"decay_steps"}),
+            decay_steps=train.schedule.decay_steps or recipe.steps,
+        ),
+        longest_response=recipe.rollout.sampling.max_new_tokens,
+        precision=train.precision,
+        critic=CriticSpec(**recipe.critic.model_dump(include={"learning_rate", "value_clip"}))
+        if recipe.critic and train.algorithm.estimator == "ppo"
+        else None,
+        tensor_parallel=train.tensor_parallel,
+        pipeline_parallel=train.pipeline_parallel,
+        sequence_parallel=train.sequence_parallel,
+        packed=train.packed,
+        micro_batch_tokens=train.micro_batch_tokens,
     )
     initial = models["policy"]
     apart = {frozenset(pair) for pair in roles_apart(placed)}

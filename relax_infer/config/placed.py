@@ -102,3 +102,12 @@ class TrainingGroup(Section):
     """GPUs, one for each rank."""
     ray_gpu_fraction: GpuFraction = 0.4
     """Share of a GPU that each rank reserves with Ray."""
+
+
+class Critic(TrainingGroup):
+    """The value model of estimator ppo: the policy's network with one value in place of logits."""
+
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    """Constant, or along train.schedule."""
+    value_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.2
+    """A value is moved by at most this in one pass over the batch."""

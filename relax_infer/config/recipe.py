@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from relax_infer.config.placed import (
     Cluster,
+    Critic,
     Engine,
     Positive,
     RolloutModel,
@@ -16,6 +17,7 @@ from relax_infer.config.placed import (
     ServerGroup,
     TrainingGroup,
 )
+from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.fractions import GpuFraction
 
 REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "random", "none")
@@ -211,27 +213,76 @@ class Distillation(Section):
     """On-policy distillation from the Teacher."""
 
     coefficient: Annotated[float, Field(ge=0)] = 1.0
-    """Times (teacher - rollout log-prob) of each sampled token, added to its advantage."""
+    """Mode student_sampled: times (teacher - rollout log-prob) of each sampled token, added to its
+    advantage. The other modes: times the divergence over the named tokens, added to the loss."""
     mode: Literal["student_sampled", "student_topk", "teacher_topk", "union"] = "student_sampled"
     """Which tokens of each position the Teacher gives log-probs of: the sampled one; the policy's
     likeliest; its own likeliest; or both. The sampled one is always among them."""
     top_k: Positive = 8
     """Likeliest tokens of a position, in the modes that have any."""
+    divergence: Literal["reverse_kl", "forward_kl", "jensen_shannon"] = "reverse_kl"
+    """Of policy and Teacher over the named tokens and, as one, all others: KL(policy, Teacher),
+    KL(Teacher, policy), or the mean of both against their mean. The sampled token alone allows
+    reverse_kl only."""
+
+    @model_validator(mode="after")
+    def _divergence_can_be_had(self) -> "Distillation":
+        if self.mode == "student_sampled" and self.divergence != "reverse_kl":
+            raise ValueError(
+                f"divergence is {self.divergence} but mode is student_sampled, which estimates"
+                " reverse_kl: choose student_topk, teacher_topk or union"
+            )
+        return self
+
+
+class Algorithm(AlgorithmSpec, Section):
+    """How rewards become advantages, and advantages a loss."""
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "Algorithm":
+        if self.importance != "none" and self.old_log_probs != "trainer":
+            raise ValueError(
+                f"importance is {self.importance} but old_log_probs is {self.old_log_probs}: the"
+                " ratio against the rollout's log-probs corrects already; set old_log_probs to"
+                " trainer, or importance to none"
+            )
+        if self.kl_coefficient > 0 and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_estimator k1 has no gradient as a loss, in expectation: use k2 or k3, or set"
+                " kl_in to reward"
+            )
+        return self
+
+
+class Schedule(ScheduleSpec, Section):
+    """Learning rate over training steps: a linear warm-up to train.learning_rate, then style."""
 
 
 class Train(Section):
     """One policy update per step."""
 
     ranks: Positive = 1
-    """Trainer ranks, one GPU each."""
+    """Trainer ranks, one GPU each: tensor_parallel x pipeline_parallel x data parallel ranks."""
+    tensor_parallel: Positive = 1
+    """Ranks that share each layer's matrices."""
+    pipeline_parallel: Positive = 1
+    """Stages that share the layers."""
+    sequence_parallel: bool = False
+    """Tensor parallel ranks share the tokens between their matrices, too."""
+    packed: bool = False
+    """Sequences of a micro-batch one after another, without padding between them."""
+    micro_batch_tokens: Positive = 16_384
+    """Tokens of one forward and backward pass of a rank, padding included; a longer sequence is a
+    pass of its own."""
     offload: bool = True
     """The trainer lets its GPUs go between its turns; false only in mode decoupled."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    """Of AdamW, the same for every step."""
+    """Of AdamW, at the top of its schedule."""
+    schedule: Schedule = Schedule()
     betas: tuple[float, float] = (0.9, 0.95)
     """Of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Of AdamW."""
+    """Of AdamW, for matrices; norms and biases do not decay."""
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     """Global gradient norm."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -240,12 +291,29 @@ class Train(Section):
     """The other end of that range."""
     mini_batches: Positive = 2
     """Optimizer steps of one pass over the batch."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and activations; bf16: with float32 masters, gradients and optimizer state."""
+    algorithm: Algorithm = Algorithm()
     advantage_eps: Annotated[float, Field(gt=0)] = 1e-4
     """Added to a group's standard deviation of rewards."""
     ray_gpu_fraction: GpuFraction = 0.4
     """Share of a GPU that a trainer actor reserves with Ray."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints that are kept."""
+
+    @model_validator(mode="after")
+    def _ranks_have_a_layout(self) -> "Train":
+        model = self.tensor_parallel * self.pipeline_parallel
+        if self.ranks % model:
+            raise ValueError(
+                f"ranks is {self.ranks}, tensor_parallel x pipeline_parallel is {model}: make ranks"
+                " a multiple of it"
+            )
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "sequence_parallel needs tensor_parallel above 1: raise it, or leave it out"
+            )
+        return self
 
 
 class EvaluationPlan(Section):
@@ -310,7 +378,7 @@ class Recipe(Section):
     reward: Reward = Reward()
     distillation: Distillation | None = None
     train: Train = Train()
-    critic: TrainingGroup | None = None
+    critic: Critic | None = None
     """The value model. It shares the trainer's GPUs when it has as many ranks, except in mode
     decoupled."""
     reference: TrainingGroup | None = None
@@ -391,12 +459,34 @@ class Recipe(Section):
                     f"teacher.max_logprob_cells is {teacher.max_logprob_cells}, one position with"
                     f" distillation.top_k {distillation.top_k} may need {cells}: raise it"
                 )
+        self._schedule_fits(self.train.schedule)
+        ppo = self.train.algorithm.estimator == "ppo"
+        if ppo and self.critic is None:
+            raise ValueError(
+                "train.algorithm.estimator is ppo but the recipe has no critic section: add one,"
+                " with as many ranks as train.ranks"
+            )
+        if ppo and self.reward.source == "none":
+            raise ValueError("train.algorithm.estimator is ppo but reward.source is none: set one")
         if self.train.mini_batches > total:
             raise ValueError(
                 f"train.mini_batches is {self.train.mini_batches} but a step has {total} samples:"
                 " use fewer mini-batches"
             )
         return self
+
+    def _schedule_fits(self, schedule: Schedule) -> None:
+        end = schedule.decay_steps or self.steps
+        if schedule.style != "constant" and schedule.warmup_steps >= end:
+            raise ValueError(
+                f"train.schedule.warmup_steps is {schedule.warmup_steps} but the learning rate is"
+                f" to have fallen at step {end}: raise decay_steps, or warm up for fewer steps"
+            )
+        if schedule.min_learning_rate > self.train.learning_rate:
+            raise ValueError(
+                f"train.schedule.min_learning_rate {schedule.min_learning_rate:g} is above"
+                f" train.learning_rate {self.train.learning_rate:g}"
+            )
 
     def _judges_can_judge(self, genrm: GenRM) -> None:
         if (genrm.prompt is None) != (genrm.verdict is None):

@@ -7,7 +7,7 @@ from relax_infer.config.recipe import Recipe
 
 
 def require_runnable(recipe: Recipe) -> None:
-    """A run has one model per role and one rank.
+    """A run has one model per role.
 
     Raises:
         RecipeError: names every field that goes beyond it.
@@ -21,18 +21,20 @@ def require_runnable(recipe: Recipe) -> None:
 
 
 def _beyond(recipe: Recipe) -> Iterator[str]:
-    for name in ("debug", "critic", "reference", "actor_fwd"):
+    for name in ("debug", "reference", "actor_fwd"):
         if getattr(recipe, name) is not None:
             yield f"{name}: is not used by runs yet"
-    if recipe.train.ranks > 1:
-        yield f"train.ranks: {recipe.train.ranks}, runs have one rank"
     if not recipe.train.offload:
         yield "train.offload: the trainer of a run always offloads"
-    distillation = recipe.distillation
-    if distillation is not None and distillation.mode != "student_sampled":
+    critic = recipe.critic
+    if critic is not None and recipe.train.algorithm.estimator != "ppo":
+        yield "critic: only train.algorithm.estimator ppo uses one"
+    if critic is not None and recipe.mode == "decoupled":
+        yield "critic: runs train it on the trainer's own ranks, mode decoupled gives it others"
+    if critic is not None and critic.ranks != recipe.train.ranks:
         yield (
-            f"distillation.mode: {distillation.mode} can be scored, but the trainer's loss uses"
-            " sampled tokens only (student_sampled)"
+            f"critic.ranks: {critic.ranks}, runs train the critic on the trainer's own"
+            f" {recipe.train.ranks} ranks"
         )
     rollout = recipe.rollout
     if rollout.external:

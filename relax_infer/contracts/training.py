@@ -4,11 +4,23 @@ from typing import Literal
 
 from pydantic import Field
 
+from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import BundleBinding, ReleaseEvidence
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.refs import RunRef, WeightsRef
+
+DistillationMode = Literal["student_sampled", "student_topk", "teacher_topk", "union"]
+Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon"]
+
+
+class CriticSpec(Message):
+    """The value model that the trainer's ranks train beside the policy."""
+
+    learning_rate: float
+    value_clip: float
+    """A value is moved by at most this in one pass."""
 
 
 class TrainerSpec(Message):
@@ -36,10 +48,33 @@ class TrainerSpec(Message):
     use_reward: bool
     """GRPO advantage from the samples' rewards."""
     distillation: float
-    """Coefficient of (teacher - student) log-prob per token; 0: none."""
+    """Coefficient of distillation; 0: none."""
     keep_checkpoints: int
+    distillation_mode: DistillationMode = "student_sampled"
+    divergence: Divergence = "reverse_kl"
+    top_k: int = 0
+    """Entries of each row of the modes over several tokens but union, whose rows say it."""
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    longest_response: int = 1
+    """Tokens that a response may have."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    critic: CriticSpec | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    """ranks = tensor_parallel * pipeline_parallel * data parallel ranks."""
+    sequence_parallel: bool = False
+    packed: bool = False
+    """Sequences are packed one after another instead of padded."""
+    micro_batch_tokens: int = 16_384
+    """Of one forward and backward pass of a rank, at most, padding included."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the trainer computes on; auto: CUDA where its host has it."""
+
+    @property
+    def distils_support(self) -> bool:
+        """Whether a divergence over several tokens a position is part of the loss."""
+        return self.distillation > 0 and self.distillation_mode != "student_sampled"
 
     @property
     def namespace(self) -> str:

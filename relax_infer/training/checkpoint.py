@@ -1,5 +1,6 @@
 """Model and optimizer to and from a folder, by Megatron's distributed checkpointing."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def save(folder: Path, model: Any, optimizer: Any) -> None:
 
 def load(folder: Path, model: Any, optimizer: Any) -> None:
     """Bit for bit what was saved, whatever the layout of ranks was then."""
+    _prepare(optimizer)
     loaded: Any = dist_checkpointing.load(_state(model, optimizer, loading=True), str(folder))
     model.load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
@@ -40,6 +42,34 @@ def _state(model: Any, optimizer: Any, *, loading: bool = False) -> dict[str, An
         state["model"], is_loading=loading, metadata=_METADATA
     )
     return state
+
+
+def _prepare(optimizer: Any) -> None:
+    """PyTorch's AdamW makes its state in its first step; Megatron loads into state that is there,
+    and trips over AdamW's count of steps, which it has loaded elsewhere."""
+    for each in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = each.optimizer
+        if not isinstance(inner, torch.optim.Adam):
+            continue  # others count steps in their groups
+        for parameter in (p for group in inner.param_groups for p in group["params"]):
+            if not inner.state[parameter]:
+                empty = torch.zeros_like(parameter.data)
+                inner.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": empty,
+                    "exp_avg_sq": empty.clone(),
+                }
+        each._set_main_param_and_optimizer_states = functools.partial(_put_state, each)
+
+
+@torch.no_grad()
+def _put_state(each: Any, parameter: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+    """As Megatron's own, without the count of steps."""
+    group, order = each.model_param_group_index_map[parameter]
+    main = each.optimizer.param_groups[group]["params"][order]
+    for name, target in {"param": main, **each.optimizer.state[main]}.items():
+        if name in tensors:
+            target.copy_(tensors[name])
 
 
 def _separate_steps(optimizer: Any) -> None:

@@ -14,6 +14,7 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
+from relax_infer.training.others import OtherRankFailed
 from relax_infer.training.residence import TrainerFiles
 
 T = TypeVar("T")
@@ -24,6 +25,10 @@ OPERATION_SECONDS = 600.0
 """For an onload, which may read a checkpoint, or an offload, which may wait for an update."""
 READ_SECONDS = 30.0
 TRAIN_SECONDS = 86_400.0
+OTHERS_SECONDS = 60.0
+"""For the other ranks to end a call that has failed on one."""
+MEETING_SECONDS = 5.0
+"""For a call to reach all ranks."""
 _POLL = 0.1
 _CONTROL = 30.0
 """Seconds that Ray's own control plane may take to answer."""
@@ -48,16 +53,26 @@ class TrainerGroup:
 
     async def onload(self, op: TrainerOperation) -> TrainerReport:
         """Resident: from the newest checkpoint if there is one, else from the model folder."""
-        return await self._operate("onload", op)
+        actors, meeting = await self._met()
+        calls = [actor.onload.remote(op, meeting) for actor in actors]
+        return combined(await self._all(calls, OPERATION_SECONDS))
 
     async def offload(self, op: TrainerOperation) -> TrainerReport:
         """Not on the GPUs any more; the report carries evidence of every rank."""
-        return await self._operate("offload", op)
+        calls = [actor.offload.remote(op) for actor in await self._actors()]
+        return combined(await self._all(calls, OPERATION_SECONDS))
 
     async def settle(self, op: TrainerOperation) -> TrainerReport:
         """Where the trainer stands; one that holds nothing ends the token, with evidence. Makes an
-        actor that is not there, which looks at what an earlier one left on the host."""
-        return await self._operate("settle", op, READ_SECONDS)
+        actor that is not there, which looks at what an earlier one left on the host.
+
+        A group of which only some ranks are resident is left as it is, with a doubt."""
+        if self.spec.ranks > 1:
+            status = await self.status()
+            if status.resident or status.doubt is not None:
+                return TrainerReport(status=status)
+        calls = [actor.settle.remote(op) for actor in await self._actors()]
+        return combined(await self._all(calls, READ_SECONDS))
 
     async def forget(self, op: TrainerOperation) -> TrainerReport | None:
         """Take a person's word that what cannot be asked is gone.
@@ -68,38 +83,88 @@ class TrainerGroup:
         for rank in range(self.spec.ranks):
             await asyncio.to_thread(TrainerFiles(self.spec, rank).closed.close, op.fence)
         try:
-            (actor,) = await self._actors()
+            calls = [actor.forget.remote(op) for actor in await self._actors()]
         except (RelaxError, TimeoutError):
             return None
-        return await _answer(actor.forget.remote(op), OPERATION_SECONDS)
+        return combined(await self._all(calls, OPERATION_SECONDS))
 
     async def train(self, request: TrainRequest) -> TrainResult:
         """One update from a committed partition, once; the ledger answers a repeat."""
-        (actor,) = await self._actors()
-        return await _answer(actor.train.remote(request), TRAIN_SECONDS)
+        actors, meeting = await self._met()
+        calls = [actor.train.remote(request, meeting) for actor in actors]
+        return (await self._all(calls, TRAIN_SECONDS))[0]
 
     async def status(self) -> TrainerStatus:
         """Where the trainer stands, from its ledger and its actors. Changes nothing but makes an
         actor that is not there, which looks at what an earlier one left on the host."""
-        (actor,) = await self._actors()
-        return await _answer(actor.status.remote(), READ_SECONDS)
+        calls = [actor.status.remote() for actor in await self._actors()]
+        return combined_status(await self._all(calls, READ_SECONDS))
 
     async def stop(self, op: TrainerOperation) -> TrainerReport:
         """Offload, with its evidence, and end the actors."""
         import ray
 
         report = await self.offload(op)
-        for actor in await self._actors():
-            await _answer(actor.close.remote(), OPERATION_SECONDS)
+        actors = await self._actors()
+        await self._all([actor.close.remote() for actor in actors], OPERATION_SECONDS)
+        for actor in actors:
             await asyncio.to_thread(ray.kill, actor)
         await self._gone()
         return report
 
-    async def _operate(
-        self, method: str, op: TrainerOperation, seconds: float = OPERATION_SECONDS
-    ) -> TrainerReport:
-        (actor,) = await self._actors()
-        return await _answer(getattr(actor, method).remote(op), seconds)
+    async def _met(self) -> tuple[list[Any], str | None]:
+        """Actors that have met, or are to meet, at one place; None: there is one rank.
+
+        Ranks that met others which are gone cannot go on: all are made anew, and go on from the
+        newest checkpoint.
+        """
+        actors = await self._actors()
+        if len(actors) == 1:
+            return actors, None
+        deadline = asyncio.get_running_loop().time() + MEETING_SECONDS
+        while True:
+            places = set(await self._all([a.meeting.remote() for a in actors], READ_SECONDS))
+            if len(places) == 1:
+                break
+            # Somebody else's call may just be reaching them.
+            if asyncio.get_running_loop().time() > deadline:
+                await self._end()
+                actors, places = await self._actors(), {None}
+                break
+            await asyncio.sleep(_POLL)
+        place = places.pop()
+        if place is None or place.startswith("left "):
+            if place is not None:
+                await self._end()
+                actors = await self._actors()
+            place = await _answer(actors[0].propose.remote(), READ_SECONDS)
+        return actors, place
+
+    async def _all(self, calls: list[Awaitable[T]], seconds: float) -> list[T]:
+        """Every rank's answer, or the error that says most.
+
+        Ranks that still wait for one which failed are ended: the next call makes the group anew.
+        """
+        tasks = [asyncio.ensure_future(_answer(call, seconds)) for call in calls]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        _, pending = await asyncio.wait(tasks, timeout=OTHERS_SECONDS)
+        if pending:
+            await self._end()
+            await asyncio.wait(pending)
+        errors = [error for task in tasks if (error := task.exception()) is not None]
+        if errors:
+            raise next((e for e in errors if not isinstance(e, OtherRankFailed)), errors[0])
+        return [task.result() for task in tasks]
+
+    async def _end(self) -> None:
+        """Kill every actor of the group. What they held is looked at by their successors."""
+        import ray
+
+        for rank in range(self.spec.ranks):
+            actor = await asyncio.to_thread(self._find_actor, rank)
+            if actor is not None:
+                await asyncio.to_thread(ray.kill, actor)
+        await self._gone()
 
     async def _actors(self) -> list[Any]:
         ranks = range(self.spec.ranks)
@@ -185,6 +250,33 @@ class TrainerGroup:
                         " after it was killed."
                     )
                 await asyncio.sleep(_POLL)
+
+
+def combined(reports: list[TrainerReport]) -> TrainerReport:
+    """Of all ranks: evidence only where every one has given it."""
+    status = combined_status([report.status for report in reports])
+    evidence = [each for report in reports for each in report.evidence]
+    whole = all(report.evidence for report in reports)
+    return TrainerReport(status=status, evidence=tuple(evidence) if whole else ())
+
+
+def combined_status(ranks: list[TrainerStatus]) -> TrainerStatus:
+    """Rank 0's, resident where all are; a doubt where they differ, or one of them has one."""
+    first = ranks[0]
+    doubt = next((f"rank {n}: {s.doubt}" for n, s in enumerate(ranks) if s.doubt), None)
+    if len(ranks) == 1:
+        return first
+    if doubt is None and len({status.resident for status in ranks}) > 1:
+        resident = [str(n) for n, status in enumerate(ranks) if status.resident]
+        doubt = f"of {len(ranks)} ranks only {', '.join(resident)} are resident"
+    same = all(status.fence == first.fence for status in ranks)
+    return first.model_copy(
+        update={
+            "resident": all(status.resident for status in ranks),
+            "fence": first.fence if same else None,
+            "doubt": doubt,
+        }
+    )
 
 
 async def _answer(call: Awaitable[T], timeout: float) -> T:

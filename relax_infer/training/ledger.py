@@ -66,14 +66,18 @@ class Checkpoints:
 
     def begin(self, step: int) -> Path:
         """An empty folder to write the checkpoint into; what an earlier attempt left is gone."""
-        partial = self.folder / f"step-{step}.tmp"
+        partial = self.unfinished(step)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         return partial
 
+    def unfinished(self, step: int) -> Path:
+        """Where the checkpoint is written before it is committed."""
+        return self.folder / f"step-{step}.tmp"
+
     def commit(self, step: int, ledger: Ledger, keep: int) -> None:
         """The checkpoint and its ledger become durable at once; older ones than ``keep`` go."""
-        partial = self.folder / f"step-{step}.tmp"
+        partial = self.unfinished(step)
         (partial / LEDGER).write_text(ledger.model_dump_json(indent=1))
         sync_tree(partial)
         partial.rename(self.path(step))

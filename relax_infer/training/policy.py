@@ -1,6 +1,8 @@
 """The policy trainer of one rank: model, optimizer, ledger. Knows neither Ray nor fences.
 
-Everything that Megatron does happens in the thread that calls; always the same one.
+Everything that Megatron does happens in the thread that calls; always the same one. The ranks of a
+group call :meth:`PolicyTrainer.onload` and :meth:`PolicyTrainer.train` at the same time; offloading
+is each rank's own affair.
 """
 
 import time
@@ -11,7 +13,7 @@ from typing import Any
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.training import TrainerSpec, TrainResult
-from relax_infer.training.hf_folder import read_tensors, write_folder
+from relax_infer.training.hf_folder import FolderTensors
 from relax_infer.training.ledger import Checkpoints, Ledger, LedgerEntry, read_ledger, run_folder
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
@@ -27,19 +29,19 @@ class PolicyTrainer:
     """
 
     def __init__(self, spec: TrainerSpec, rank: int = 0, *, moment: Moment | None = None) -> None:
-        if spec.ranks != 1:
-            raise PermanentError(
-                f"train.ranks is {spec.ranks}: this trainer has one rank.",
-                cure="Set train.ranks to 1.",
-            )
         self.spec, self.rank = spec, rank
         self._moment = moment or (lambda _: None)
         self._checkpoints = Checkpoints(spec.run)
         self._learner: Any = None
+        self._critic: Any = None
         self._device: Any = None
         self._shape: Any = None
+        self._dtypes: dict[str, Any] = {}
         self._current: Ledger | None = None
         self._spoilt = False
+        self.meeting: Any = None
+        """Where the ranks of a group meet, to be set before the first onload: rank 0's ``Meeting``,
+        or its address; None: there is one rank."""
         self.resident = False
         """Whether everything is on the device."""
         self.holds = False
@@ -49,6 +51,11 @@ class PolicyTrainer:
     def ledger(self) -> Ledger:
         """From the disk until weights are loaded, then in memory with them."""
         return self._current if self._current is not None else read_ledger(self.spec.run)
+
+    @property
+    def built(self) -> bool:
+        """Whether the model is there and the ranks have met."""
+        return self._learner is not None
 
     @property
     def touched_device(self) -> bool:
@@ -68,13 +75,15 @@ class PolicyTrainer:
         if self._learner is None:
             self._build()
         else:
-            self._learner.to_device()
+            for learner in self._learners():
+                learner.to_device()
         self.resident = True
 
     def offload(self) -> None:
         """Nothing but a device context is left on the device. Idempotent."""
         if self._learner is not None and self.holds:
-            self._learner.to_host()
+            for learner in self._learners():
+                learner.to_host()
         self.resident = self.holds = False
 
     def memory_in_use(self) -> int | None:
@@ -123,15 +132,18 @@ class PolicyTrainer:
             return known
         if not self.resident:
             raise PermanentError(f"Step {step}: the trainer is not resident; onload it first.")
-        if self._spoilt:
+        from relax_infer.training.parallel import from_first, on_any, together
+
+        if on_any(self._spoilt, self._device):
             self._load()
         ledger = self.ledger
         # Until the step is durable the disk alone says what is true, of weights and ledger.
         self._current, self._spoilt = None, True
-        result = self._train(step, rows)
+        result = from_first(self._train(step, rows), self._device)
         entry = LedgerEntry(result=result, partition=partition, digest=rows_were)
         ledger = ledger.with_entry(entry)
-        self._checkpoints.commit(step, ledger, self.spec.keep_checkpoints)
+        # Every rank has saved its part: only then there is a checkpoint.
+        together(lambda: self._commit(step, ledger), self._device)
         self._current, self._spoilt = ledger, False
         self._moment("committed")
         return result
@@ -141,27 +153,50 @@ class PolicyTrainer:
         if self._learner is not None:
             from relax_infer.training.parallel import stop_parallel
 
-            self._learner, self.resident, self.holds = None, False, False
+            self._learner = self._critic = None
+            self.resident = self.holds = False
             stop_parallel()
 
+    def _learners(self) -> list[Any]:
+        critic = getattr(self, "_critic", None)
+        return [self._learner] if critic is None else [self._learner, critic]
+
+    def _commit(self, step: int, ledger: Ledger) -> None:
+        if self.rank == 0:
+            self._checkpoints.commit(step, ledger, self.spec.keep_checkpoints)
+
     def _build(self) -> None:
-        from relax_infer.training.parallel import choose_device, start_parallel, stop_parallel
+        from relax_infer.training.parallel import (
+            choose_device,
+            start_parallel,
+            stop_parallel,
+            together,
+        )
 
         device = self._device = choose_device(self.spec.device, self._gpu())
         try:
-            start_parallel(device)
-            # Megatron may be imported from here on.
-            from relax_infer.training.model import build_model, read_shape
-            from relax_infer.training.update import Learner
-
-            self._shape = read_shape(Path(self.spec.model_path))
-            model = build_model(self._shape).to(device)
-            self._learner = Learner(model, self.spec, device)
+            start_parallel(device, self.spec, self.rank, self.meeting)
+            together(self._make_learner, device)
             self._load()
         except BaseException:
-            self._learner = None
+            self._learner = self._critic = None
             stop_parallel()
             raise
+
+    def _make_learner(self) -> None:
+        # Megatron may be imported only now that the process has joined its group.
+        from relax_infer.training.critic import Critic
+        from relax_infer.training.model import build_model, check_layout, read_shape
+        from relax_infer.training.update import PolicyLearner
+
+        spec = self.spec
+        self._shape = read_shape(Path(spec.model_path))
+        check_layout(self._shape, spec.tensor_parallel, spec.pipeline_parallel)
+        model = build_model(self._shape, spec).to(self._device)
+        self._learner = PolicyLearner(model, spec, self._device)
+        if spec.critic is not None:
+            model = build_model(self._shape, spec, critic=True).to(self._device)
+            self._critic = Critic(model, spec, self._device, spec.critic)
 
     def _gpu(self) -> int:
         """Ray shows an actor with a share of a GPU that GPU alone; one without a share, all."""
@@ -169,45 +204,69 @@ class PolicyTrainer:
 
     def _load(self) -> None:
         """What the newest checkpoint says, else the model folder."""
-        from relax_infer.training import checkpoint
+        from relax_infer.training.outputs import load_checkpoint
+        from relax_infer.training.parallel import together
         from relax_infer.training.weights import load_weights
 
-        learner, latest = self._learner, self._checkpoints.latest()
-        tensors = read_tensors(Path(self.spec.model_path))
-        self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        learner, critic, latest = self._learner, self._critic, self._checkpoints.latest()
+        wants_reference = self.spec.algorithm.needs_reference
+
+        def initial() -> None:
+            tensors = FolderTensors(Path(self.spec.model_path))
+            self._dtypes = {name: tensors.dtype(name) for name in tensors}
+            if latest is None or wants_reference:
+                load_weights(learner.model, self._shape, tensors)
+            if latest is None and critic is not None:
+                load_weights(critic.model, self._shape, tensors)
+            if wants_reference:
+                learner.remember_reference()
+
+        together(initial, self._device)
         if latest is not None:
-            checkpoint.load(latest, learner.model, learner.optimizer)
+            load_checkpoint(latest, learner, critic)
         else:
-            load_weights(learner.model, self._shape, tensors)
-            learner.forget()
+            for each in self._learners():
+                each.forget()
         self._current, self._spoilt = read_ledger(self.spec.run), False
 
     def _train(self, step: int, rows: PublishedRows) -> TrainResult:
         import torch
 
-        from relax_infer.training import checkpoint
         from relax_infer.training.batch import build_batch, mini_batches, step_seed
-        from relax_infer.training.weights import export_weights
+        from relax_infer.training.outputs import save_checkpoint
+        from relax_infer.training.targets import Before, check_channels, with_targets
+        from relax_infer.training.values import explained_variance
 
         began = time.perf_counter()
         spec, learner = self.spec, self._learner
         torch.manual_seed(step_seed(spec.seed, step))
-        batch = build_batch(rows)
+        check_channels(rows, spec)
+        batch = build_batch(rows, spec.top_k)
         if not batch.mask.any():
             raise PermanentError(f"Step {step}: no token of its {len(rows)} rows is trained on.")
-        batch = with_advantages(batch, rows, spec)
-        gap = (learner.log_probs(batch) - batch.rollout_log_probs).abs() * batch.mask
+        looked = learner.look(batch)
+        reference = None
+        if spec.algorithm.needs_reference:
+            reference = learner.reference_log_probs(batch)
+        critic: Any = self._critic
+        values = None if critic is None else critic.values(batch)
+        before = Before(looked.log_probs, reference, values)
+        batch = with_targets(batch, rows, spec, before)
+        trained = batch.mask.sum()
+        gap = (looked.log_probs - batch.rollout_log_probs).abs() * batch.mask
         probed = time.perf_counter()
-        parts = mini_batches(len(batch), spec.mini_batches, spec.seed, step)
-        stats = learner.update(batch, parts)
+        parts = list(mini_batches(len(batch), spec.mini_batches, spec.seed, step))
+        stats = learner.update(batch, parts, step)
+        told: dict[str, float] = {}
+        if critic is not None and values is not None and batch.returns is not None:
+            told = critic.update(batch, parts, step)
+            told["explained_variance"] = explained_variance(values, batch.returns, batch.mask)
         self._moment("updated")
         updated = time.perf_counter()
-        target = run_folder(spec.run) / "weights" / str(step)
-        tensors = export_weights(learner.model, self._shape, self._dtypes.__getitem__)
-        digest = write_folder(target, tensors, Path(spec.model_path))
+        digest = self._export(step)
         self._moment("exported")
         exported = time.perf_counter()
-        checkpoint.save(self._checkpoints.begin(step), learner.model, learner.optimizer)
+        save_checkpoint(self._checkpoints, step, learner, critic, self._device)
         self._moment("saved")
         saved = time.perf_counter()
         uri = f"{spec.run.store.rstrip('/')}/{spec.run.run}/weights/{step}"
@@ -218,13 +277,19 @@ class PolicyTrainer:
             grad_norm=stats.grad_norm,
             clip_fraction=stats.clip_fraction,
             policy_kl=stats.policy_kl,
-            logprob_gap=float(gap.sum() / batch.mask.sum()),
+            logprob_gap=float(gap.sum() / trained),
             tokens=stats.tokens,
             seconds=saved - began,
             weights=WeightsRef(version=step, uri=uri, digest=digest),
             metrics={
                 "logprob_gap_max": float(gap.max()),
-                "advantage_abs_mean": float(batch.advantages.abs().sum() / batch.mask.sum()),
+                "advantage_abs_mean": float(batch.advantages.abs().sum() / trained),
+                "entropy": float((looked.entropy * batch.mask).sum() / trained),
+                "importance_mean": float((batch.importance * batch.mask).sum() / trained),
+                "importance_max": float((batch.importance * batch.mask).max()),
+                "learning_rate": stats.learning_rate,
+                **stats.metrics,
+                **told,
                 "probe_seconds": probed - began,
                 "update_seconds": updated - probed,
                 "export_seconds": exported - updated,
@@ -232,38 +297,11 @@ class PolicyTrainer:
             },
         )
 
+    def _export(self, step: int) -> str:
+        """The new weights as a Hugging Face folder; its digest, on rank 0."""
+        from relax_infer.training.outputs import export_folder
 
-def with_advantages(batch: Any, rows: PublishedRows, spec: TrainerSpec) -> Any:
-    """The batch with its token advantages.
-
-    Raises:
-        PermanentError: the recipe learns from a channel that the rows do not have.
-    """
-    import dataclasses
-
-    import torch
-
-    from relax_infer.training.advantages import group_advantages, token_advantages
-
-    wanted = {"reward": spec.use_reward, "teacher_log_probs": spec.distillation > 0}
-    missing = [name for name, needed in wanted.items() if needed and name not in rows.columns]
-    if missing or not any(wanted.values()):
-        raise PermanentError(
-            f"There is nothing to learn from: the rows have no {' and no '.join(missing)}."
-            if missing
-            else "There is nothing to learn from: neither reward nor distillation.",
-            cure="The recipe and the published batch must agree.",
-        )
-    sample_advantages = None
-    if spec.use_reward:
-        rewards = torch.tensor(rows.scalar("reward"), dtype=torch.float32)
-        groups = torch.tensor(rows.scalar("group"))
-        sample_advantages = group_advantages(rewards, groups, spec.advantage_eps)
-    advantages = token_advantages(
-        rollout_log_probs=batch.rollout_log_probs,
-        mask=batch.mask,
-        sample_advantages=sample_advantages,
-        teacher_log_probs=batch.teacher_log_probs if spec.distillation > 0 else None,
-        coefficient=spec.distillation,
-    )
-    return dataclasses.replace(batch, advantages=advantages)
+        target = run_folder(self.spec.run) / "weights" / str(step)
+        model = Path(self.spec.model_path)
+        policy = self._learner.model
+        return export_folder(target, model, policy, self._shape, self._dtypes, self._device)

@@ -8,10 +8,10 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from relax_infer.contracts.engines import TRAINER_TAGS, ReleaseEvidence
-from relax_infer.contracts.failures import PermanentError, UnconfirmedError
+from relax_infer.contracts.failures import PermanentError, RelaxError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.contracts.training import (
     TrainerOperation,
@@ -54,11 +54,24 @@ class TrainerActor:
         self._operations = Joined[TrainerReport]()
         self._steps = Joined[TrainResult](keep=0)  # the ledger remembers
         self._turn = asyncio.Lock()
+        self._served: Any = None
+        self._joined: str | None = None
         # Megatron on a CPU is bound to the thread that set it up.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="megatron")
 
     async def ping(self) -> int:
         return os.getpid()
+
+    async def meeting(self) -> str | None:
+        """Where this rank has met the others; None: it has not."""
+        return self._joined
+
+    async def propose(self) -> str:
+        """Rank 0: where the ranks are to meet. The same until they have met and parted."""
+        if self._served is None:
+            host = self._bound.node_ip if self._bound is not None else "127.0.0.1"
+            self._served = await asyncio.to_thread(_serve, host)
+        return self._served.address
 
     async def status(self) -> TrainerStatus:
         """Where the trainer stands; changes nothing, and answers during an operation."""
@@ -72,16 +85,18 @@ class TrainerActor:
             doubt=self._doubt(),
         )
 
-    async def onload(self, op: TrainerOperation) -> TrainerReport:
+    async def onload(self, op: TrainerOperation, meeting: str | None = None) -> TrainerReport:
         """Parameters, gradients and optimizer on the device.
 
-        A known operation id joins or gets the recorded report, whatever its token is now.
+        A known operation id joins or gets the recorded report, whatever its token is now. Ranks of
+        a group are asked at the same time, with the ``meeting`` that rank 0 proposed.
 
         Raises:
             StaleFence: a later or a rival token was seen; nothing was done.
             UnconfirmedError: an earlier trainer process may still hold the device.
             PermanentError: model or checkpoint cannot be trained.
         """
+        self._join(meeting)
         return await self._operations.ask(("onload", op.operation_id), lambda: self._onload(op))
 
     async def offload(self, op: TrainerOperation) -> TrainerReport:
@@ -105,10 +120,11 @@ class TrainerActor:
         """
         return await self._operations.ask(("forget", op.operation_id), lambda: self._forget(op))
 
-    async def train(self, request: TrainRequest) -> TrainResult:
+    async def train(self, request: TrainRequest, meeting: str | None = None) -> TrainResult:
         """One update from the partition, once: a step of the ledger returns its entry.
 
-        A second call for a step that is being trained waits for it.
+        A second call for a step that is being trained waits for it. Ranks of a group are asked at
+        the same time.
 
         Raises:
             StaleFence: the token is not the current one.
@@ -116,6 +132,7 @@ class TrainerActor:
                 update broke down.
             TransientError: TransferQueue did not answer.
         """
+        self._join(meeting)
         key = (request.step, request.partition, request.digest)
         return await self._steps.ask(key, lambda: self._train(request))
 
@@ -159,9 +176,33 @@ class TrainerActor:
             await self._check_grant(request)
             rows = await self._read(request.partition)
             await asyncio.to_thread(_check_rows, request, rows)
-            return await self._in_thread(
-                lambda: self._policy.train(request.step, rows, partition=request.partition)
+            try:
+                return await self._in_thread(
+                    lambda: self._policy.train(request.step, rows, partition=request.partition)
+                )
+            except RelaxError:
+                raise
+            except Exception:
+                self._part()
+                raise
+
+    def _join(self, meeting: str | None) -> None:
+        """Raises :class:`UnconfirmedError`: this rank has met others elsewhere."""
+        if meeting is None or meeting == self._joined:
+            return
+        if self._joined is not None:
+            raise UnconfirmedError(
+                f"{self._holder} has met others at {self._joined}, now they meet at {meeting}.",
+                cure="Ask again: the group is then started anew.",
             )
+        self._joined = meeting
+        mine = self._served is not None and self._served.address == meeting
+        self._policy.meeting = self._served if mine else meeting
+
+    def _part(self) -> None:
+        """What the ranks share may be broken: nobody meets here again."""
+        if self._joined is not None:
+            self._joined = f"left {self._joined}"
 
     async def _check_grant(self, request: TrainRequest) -> None:
         """Training needs the current grant, under which the trainer was onloaded."""
@@ -208,6 +249,9 @@ class TrainerActor:
             await self._in_thread(self._policy.onload)
         except BaseException:
             await self._in_thread(self._policy.offload)
+            if not self._policy.built:
+                # They parted; the next time they meet elsewhere.
+                self._joined = self._served = None
             raise
         self._earlier = None
 
@@ -255,6 +299,12 @@ def _check_rows(request: TrainRequest, rows: PublishedRows) -> None:
             f" {request.step} was committed with {request.keys} of {request.digest}.",
             cure="Publish the step's scored.arrow again, or find out who changed the partition.",
         )
+
+
+def _serve(host: str) -> Any:
+    from relax_infer.training.parallel import Meeting
+
+    return Meeting(host)
 
 
 async def _read_partition(partition: str) -> PublishedRows:

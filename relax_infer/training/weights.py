@@ -1,10 +1,11 @@
-"""Names and layouts of weights: Hugging Face's Qwen3 and Megatron-Core's GPT, both ways.
+"""Names and layouts of weights: Hugging Face's Qwen2, Qwen3 and Llama, and Megatron-Core's GPT.
 
 Megatron stacks q, k and v group by group (the query heads of a group, its key, its value) and gate
-above up; tensor parallelism splits rows or columns. Dense models only.
+above up; tensor parallelism splits rows or columns. Dense models only. Both ways go tensor by
+tensor: no rank ever holds more than its own part and one whole tensor.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from megatron.core.models.gpt import GPTModel
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.training.model import PolicyShape
+from relax_infer.training.value_head import ValueHead
 
 Layout = Literal["whole", "rows", "columns", "qkv", "gate_up"]
 """How tensor parallel ranks share a tensor: a copy each; rows; columns; rows of groups; rows of
@@ -44,12 +46,13 @@ def mapping(model: GPTModel, shape: PolicyShape) -> list[Mapped]:
         here, there = f"decoder.layers.{local}", f"model.layers.{layer.layer_number - 1}"
         attention = f"{there}.self_attn"
         add(f"{here}.input_layernorm.weight", "whole", f"{there}.input_layernorm.weight")
-        add(
-            f"{here}.self_attention.linear_qkv.weight",
-            "qkv",
-            *(f"{attention}.{part}_proj.weight" for part in "qkv"),
-        )
-        for part in "qk":
+        for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
+            add(
+                f"{here}.self_attention.linear_qkv.{kind}",
+                "qkv",
+                *(f"{attention}.{part}_proj.{kind}" for part in "qkv"),
+            )
+        for part in "qk" if shape.qk_norm else "":
             add(
                 f"{here}.self_attention.{part}_layernorm.weight",
                 "whole",
@@ -66,7 +69,9 @@ def mapping(model: GPTModel, shape: PolicyShape) -> list[Mapped]:
         add(f"{here}.mlp.linear_fc2.weight", "columns", f"{there}.mlp.down_proj.weight")
     if model.post_process:
         add("decoder.final_layernorm.weight", "whole", "model.norm.weight")
-        if not shape.tied:
+        if isinstance(model.output_layer, ValueHead):
+            pass  # nothing in a policy's folder is like it
+        elif not shape.tied:
             add("output_layer.weight", "rows", "lm_head.weight")
         elif not model.pre_process:
             add("output_layer.weight", "rows", "model.embed_tokens.weight")
@@ -76,20 +81,20 @@ def mapping(model: GPTModel, shape: PolicyShape) -> list[Mapped]:
 def stack(layout: Layout, parts: list[torch.Tensor], shape: PolicyShape) -> torch.Tensor:
     """Hugging Face tensors → the whole Megatron tensor, before it is split over ranks."""
     if layout == "qkv":
-        width = parts[0].shape[-1]
-        grouped = [part.reshape(shape.groups, -1, width) for part in parts]
-        return torch.cat(grouped, dim=1).reshape(-1, width)
+        width = parts[0].shape[1:]  # none: a bias
+        grouped = [part.reshape(shape.groups, -1, *width) for part in parts]
+        return torch.cat(grouped, dim=1).reshape(-1, *width)
     return torch.cat(parts) if layout == "gate_up" else parts[0]
 
 
 def unstack(layout: Layout, whole: torch.Tensor, shape: PolicyShape) -> list[torch.Tensor]:
     """The whole Megatron tensor → Hugging Face tensors; the inverse of :func:`stack`."""
     if layout == "qkv":
-        width = whole.shape[-1]
+        width = whole.shape[1:]
         queries = shape.heads // shape.groups * shape.head_width
-        grouped = whole.reshape(shape.groups, -1, width)
+        grouped = whole.reshape(shape.groups, -1, *width)
         split = grouped.split([queries, shape.head_width, shape.head_width], dim=1)
-        return [part.reshape(-1, width) for part in split]
+        return [part.reshape(-1, *width) for part in split]
     return list(whole.chunk(2)) if layout == "gate_up" else [whole]
 
 
@@ -123,6 +128,8 @@ def load_weights(model: GPTModel, shape: PolicyShape, tensors: Mapping[str, torc
     rank = parallel_state.get_tensor_model_parallel_rank()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     mapped = mapping(model, shape)
+    if model.post_process and isinstance(model.output_layer, ValueHead):
+        parameters.pop("output_layer.weight").zero_()
     if (unfilled := parameters.keys() - {m.megatron for m in mapped}) and unfilled:
         raise PermanentError(f"The model has parameters without a source: {sorted(unfilled)}.")
     for entry in mapped:
@@ -141,27 +148,28 @@ def load_weights(model: GPTModel, shape: PolicyShape, tensors: Mapping[str, torc
 
 
 @torch.no_grad()
-def export_weights(
-    model: GPTModel, shape: PolicyShape, dtype_of: Callable[[str], torch.dtype]
-) -> dict[str, torch.Tensor]:
-    """This stage's weights by Hugging Face name, whole on every tensor parallel rank.
+def export_weights(model: GPTModel, shape: PolicyShape) -> Iterator[tuple[str, torch.Tensor]]:
+    """This stage's weights by Hugging Face name, whole, one after another, in their own dtype.
 
-    ``dtype_of`` gives the dtype that a tensor is written in: the initial checkpoint's own.
+    Every tensor parallel rank of the stage has to go through it; the first gets the tensors, the
+    others none.
     """
     parameters = dict(model.named_parameters())
-    exported: dict[str, torch.Tensor] = {}
     for entry in mapping(model, shape):
-        whole = unshard(entry.layout, _gathered(entry.layout, parameters[entry.megatron].detach()))
-        parts = unstack(entry.layout, whole, shape)
-        for name, part in zip(entry.hugging_face, parts, strict=True):
-            exported[name] = part.to(dtype_of(name))
-    return exported
+        if entry.megatron == "output_layer.weight" and shape.tied:
+            continue  # the first stage's embedding is the same tensor
+        parts = _gathered(entry.layout, parameters[entry.megatron].detach())
+        if parts is not None:
+            whole = unshard(entry.layout, parts)
+            yield from zip(entry.hugging_face, unstack(entry.layout, whole, shape), strict=True)
 
 
-def _gathered(layout: Layout, mine: torch.Tensor) -> list[torch.Tensor]:
+def _gathered(layout: Layout, mine: torch.Tensor) -> list[torch.Tensor] | None:
+    """Every rank's part, on the first; None on the others."""
     group: Any = parallel_state.get_tensor_model_parallel_group()
+    first = group.rank() == 0
     if layout == "whole" or group.size() == 1:
-        return [mine]
-    parts = [torch.empty_like(mine) for _ in range(group.size())]
-    torch.distributed.all_gather(parts, mine.contiguous(), group=group)
+        return [mine] if first else None
+    parts = [torch.empty_like(mine) for _ in range(group.size())] if first else None
+    torch.distributed.gather(mine.contiguous(), parts, group=group, group_dst=0)
     return parts

@@ -20,7 +20,15 @@ def request(recipe: str, **overrides: Any) -> ResolveRequest:
     return ResolveRequest(run="run-1", start=start)
 
 
-@pytest.mark.parametrize("name", [n for n in shipped_recipes() if n != "quickstart"])
+RUNNABLE = ("quickstart", "defer-1x8-opd", "defer-2x8-genrm")
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_recipe_of_mode_defer_can_be_run(name: str) -> None:
+    require_runnable(load_recipe(name))
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_recipes() if n not in RUNNABLE])
 async def test_a_recipe_that_can_only_be_planned_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,7 +43,7 @@ async def test_a_recipe_that_can_only_be_planned_is_refused(
     ("overrides", "says"),
     [
         ({"critic": {"ranks": 1}, "cluster.gpus": 3}, "critic: "),
-        ({"train.ranks": 2}, "train.ranks: 2, runs have one rank"),
+        ({"reference": {"ranks": 1}, "cluster.gpus": 3}, "reference: "),
         ({"rollout.server_groups": [{"replicas": 2}]}, "rollout.server_groups: "),
     ],
 )

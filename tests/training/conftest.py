@@ -18,6 +18,8 @@ MEGATRON_WARNS = [
     pytest.mark.filterwarnings("ignore:::megatron"),
     pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:.torch.distributed.* is deprecated:FutureWarning"),
 ]
 """What Megatron-Core warns of itself, and PyTorch of what Megatron-Core uses."""
 
@@ -45,20 +47,50 @@ _CONFIG = {
 }
 
 
-def write_model(folder: Path, *, tied: bool = False, seed: int = 0) -> Path:
-    """A Qwen3 folder with random weights, norms too, and a file that stands for a tokenizer."""
+# Each with what tells it from the others.
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "head_dim": 16,
+        "use_sliding_window": False,
+    },
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "mlp_bias": False,
+        "max_position_embeddings": 65536,
+        "rope_parameters": {
+            "rope_theta": 500000.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+}
+
+
+def write_model(
+    folder: Path, *, tied: bool = False, seed: int = 0, architecture: str = "qwen3"
+) -> Path:
+    """A folder with random weights, norms too, and a file that stands for a tokenizer."""
     import torch
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(_CONFIG | {"tie_word_embeddings": tied}))
+    config = _CONFIG | _ARCHITECTURES[architecture] | {"tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.1
 
-    hidden, mlp, width, heads, groups = 64, 96, 24, 4, 2
+    hidden, mlp, heads, groups = 64, 96, 4, 2
+    width = config["head_dim"]
     tensors = {"model.embed_tokens.weight": random(32, hidden)}
     for layer in range(2):
         here = f"model.layers.{layer}"
@@ -77,6 +109,11 @@ def write_model(folder: Path, *, tied: bool = False, seed: int = 0) -> Path:
             "input_layernorm": hidden,
             "post_attention_layernorm": hidden,
         }
+        if architecture != "qwen3":
+            del norms["self_attn.q_norm"], norms["self_attn.k_norm"]
+        if architecture == "qwen2":
+            for part, count in zip("qkv", (heads, groups, groups), strict=True):
+                tensors[f"{here}.self_attn.{part}_proj.bias"] = random(count * width)
         tensors |= {f"{here}.{name}.weight": random(*shape) for name, shape in shapes.items()}
         tensors |= {f"{here}.{name}.weight": 1 + random(size) for name, size in norms.items()}
     tensors["model.norm.weight"] = 1 + random(hidden)

@@ -1,5 +1,7 @@
 """Digests of weights, and folders that appear whole or not at all."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.training import hf_folder, weights_digest
-from relax_infer.training.hf_folder import read_tensors, write_folder
+from relax_infer.training.hf_folder import (
+    FolderTensors,
+    begin_folder,
+    finish_folder,
+    read_tensors,
+    write_folder,
+    write_parts,
+)
 
 
 @pytest.fixture
@@ -90,3 +99,38 @@ def test_a_folder_that_is_being_written_is_not_there(
     assert not (tmp_path / "1").exists()
     write_folder(tmp_path / "1", tensors, model_folder)
     assert [p.name for p in tmp_path.iterdir()] == ["1"]
+
+
+def test_weights_of_several_writers_and_files_are_one_folder_with_an_index(
+    tmp_path: Path, model_folder: Path, tensors: dict[str, torch.Tensor]
+) -> None:
+    target = tmp_path / "weights" / "1"
+    partial = begin_folder(target, model_folder)
+    names = sorted(tensors)
+    held: list[int] = []
+
+    def given(part: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in part:
+            held.append(len(list(partial.glob("part-*"))))
+            yield name, tensors[name]
+
+    write_parts(partial, 1, given(names[:12]), limit=30_000)
+    assert held[-1] > 1, "nothing was written before the last tensor came"
+    write_parts(partial, 0, given(names[12:]), limit=30_000)
+    assert finish_folder(target) == weights_digest(model_folder)
+    files = sorted(path.name for path in target.glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == set(files)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(target / file)[name], tensors[name])
+
+
+def test_a_tensor_is_read_when_it_is_asked_for_and_its_dtype_without_it(
+    model_folder: Path, tensors: dict[str, torch.Tensor]
+) -> None:
+    folder = FolderTensors(model_folder)
+    assert set(folder) == set(tensors)
+    assert all(folder.dtype(name) == tensor.dtype for name, tensor in tensors.items())
+    assert all(torch.equal(folder[name], tensor) for name, tensor in tensors.items())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from relax_infer.training import PolicyTrainer
 from relax_infer.training.hf_folder import read_tensors
@@ -25,11 +26,14 @@ pytestmark = [
 _ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("architecture", "tied"),
+    [("qwen3", False), ("qwen3", True), ("qwen2", True), ("llama", False)],
+)
 def test_loss_log_probs_and_new_weights_are_those_of_plain_pytorch(
-    tmp_path: Path, in_thread: InThread, tied: bool
+    tmp_path: Path, in_thread: InThread, architecture: str, tied: bool
 ) -> None:
-    model = write_model(tmp_path / "model", tied=tied)
+    model = write_model(tmp_path / "model", tied=tied, architecture=architecture)
     spec = make_spec(tmp_path / "store", model)
     # The second table's log-probs are far from the policy's: both sides of the clip come in.
     tables = [str(tmp_path / f"{step}.arrow") for step in (1, 2)]
@@ -70,4 +74,7 @@ def reference(folder: Path, model: Path, spec: dict[str, Any], tables: list[str]
         timeout=150,
     )
     losses = json.loads((out / "losses.json").read_text())
-    return {"losses": losses, "weights": read_tensors(out)}
+    gradients = load_file(folder / "gradients.safetensors")
+    found = {"losses": losses, "weights": read_tensors(out), "gradients": gradients}
+    critic = folder / "critic.json"
+    return found | ({"critic": json.loads(critic.read_text())} if critic.exists() else {})

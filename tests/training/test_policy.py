@@ -219,7 +219,7 @@ def test_weights_are_written_in_the_dtype_of_the_model(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "architectures is .*Llama"),
+        ({"architectures": ["MistralForCausalLM"]}, "architectures is .*Mistral"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type is 'yarn'"),
         ({"hidden_size": 32}, "config.json asks for"),
         ({"num_hidden_layers": 3}, "no tensor model.layers.2"),

@@ -45,6 +45,8 @@ def shape(weights: Any) -> Any:
         norm_eps=1e-6,
         rope_base=1e4,
         tied=False,
+        qk_norm=True,
+        qkv_bias=False,
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from relax_infer.samples.sample import SCHEMA
+from relax_infer.samples.sample import SCHEMA, TOP_K_SCHEMA
 
 
 def scored_table(
@@ -49,3 +49,27 @@ def write_table(table: pa.Table, path: str) -> None:
 def read_table(path: str) -> pa.Table:
     with pa.OSFile(path) as source:
         return pa.ipc.open_file(source).read_all()
+
+
+def with_support(table: pa.Table, *, k: int = 3, ragged: bool = False, seed: int = 0) -> pa.Table:
+    """With columns of distillation over ``k`` tokens a position, or ``k`` to ``2 k``."""
+    random = np.random.default_rng(seed)
+    ids: list[list[list[int]]] = []
+    teacher: list[list[list[float]]] = []
+    widths: list[list[int]] = []
+    for response in table.column("response_ids").to_pylist():
+        width = [int(random.integers(k, 2 * k + 1)) if ragged else k for _ in response]
+        ids.append([random.permutation(32)[:w].tolist() for w in width])
+        # Three quarters of the Teacher's probability are on the named tokens.
+        teacher.append([np.log(0.75 * random.dirichlet(np.ones(w))).tolist() for w in width])
+        widths.append(width)
+    columns: list[tuple[str, list[object]]] = [
+        ("opd_topk_token_ids", [*ids]),
+        ("opd_topk_teacher_log_probs", [*teacher]),
+    ]
+    if ragged:
+        columns.append(("opd_topk_ksz", [*widths]))
+    for name, values in columns:
+        kind = TOP_K_SCHEMA.field(name)
+        table = table.append_column(kind, pa.array(values, type=kind.type))
+    return table

@@ -1,0 +1,232 @@
+"""The trainer group of several ranks, with actors of this process in place of Ray's."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_infer.contracts.engines import BundleBinding, ReleaseEvidence
+from relax_infer.contracts.failures import PermanentError, RelaxError, UnconfirmedError
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.training import (
+    TrainerReport,
+    TrainerSpec,
+    TrainerStatus,
+    TrainRequest,
+    TrainResult,
+)
+from relax_infer.training import group as group_module
+from relax_infer.training.group import TrainerGroup, combined, combined_status
+from relax_infer.training.others import OtherRankFailed
+from tests.training.conftest import make_spec, operation
+
+FENCE = FenceToken(counter=1, grant_id="grant")
+
+
+class Rank:
+    """What the group sees of a rank's actor: it answers, fails, or waits for one that failed."""
+
+    def __init__(self, rank: int, ports: Iterator[int]) -> None:
+        self.rank, self._ports = rank, ports
+        self.joined: str | None = None
+        self.resident = False
+        self.trouble: Callable[[], Awaitable[None]] | None = None
+        self.asked: list[str] = []
+
+    def __getattr__(self, method: str) -> Any:
+        call = getattr(self, f"_{method}")
+
+        class Remote:
+            @staticmethod
+            def remote(*args: Any) -> Awaitable[Any]:
+                return call(*args)
+
+        return Remote()
+
+    async def _meeting(self) -> str | None:
+        return self.joined
+
+    async def _propose(self) -> str:
+        return f"host:{next(self._ports)}"
+
+    async def _status(self) -> TrainerStatus:
+        return TrainerStatus(step=1, resident=self.resident, fence=FENCE, actor_pid=self.rank + 1)
+
+    async def _onload(self, op: Any, meeting: str | None) -> TrainerReport:
+        self.asked.append("onload")
+        self.joined = meeting
+        if self.trouble:
+            await self.trouble()
+        self.resident = True
+        return TrainerReport(status=await self._status())
+
+    async def _offload(self, op: Any) -> TrainerReport:
+        self.asked.append("offload")
+        self.resident = False
+        return TrainerReport(status=await self._status(), evidence=(evidence(self.rank),))
+
+    _settle = _forget = _offload
+
+    async def _train(self, request: Any, meeting: str | None) -> TrainResult:
+        self.joined = meeting
+        if self.trouble:
+            await self.trouble()
+        return result(1)
+
+
+def evidence(rank: int) -> ReleaseEvidence:
+    return ReleaseEvidence(
+        holder=f"trainer/rank-{rank}", proof="simulated", tags=(), fence=FENCE, at=0.0
+    )
+
+
+def result(step: int) -> TrainResult:
+    return TrainResult(
+        step=step,
+        rows=1,
+        loss=0,
+        grad_norm=0,
+        clip_fraction=0,
+        policy_kl=0,
+        logprob_gap=0,
+        tokens=1,
+        seconds=0,
+        weights=WeightsRef(version=step, uri="file:///w", digest="d"),
+    )
+
+
+class Group(TrainerGroup):
+    """With ranks of this process; one that is ended is made anew when it is asked for."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        super().__init__(spec)
+        self.ports = itertools.count(1)
+        self.ranks: dict[int, Rank] = {}
+        self.ends = 0
+
+    async def _actors(self) -> list[Any]:
+        for rank in range(self.spec.ranks):
+            self.ranks.setdefault(rank, Rank(rank, self.ports))
+        return [self.ranks[rank] for rank in range(self.spec.ranks)]
+
+    async def _end(self) -> None:
+        self.ends += 1
+        self.ranks.clear()
+        waiting.set()
+
+
+waiting = asyncio.Event()
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
+    global waiting
+    waiting = asyncio.Event()
+    monkeypatch.setattr(group_module, "OTHERS_SECONDS", 0.05)
+    monkeypatch.setattr(group_module, "MEETING_SECONDS", 0.05)
+    monkeypatch.setattr(group_module, "_POLL", 0.01)
+    bundles = tuple(
+        BundleBinding(bundle=n, node_id="n", node_ip="127.0.0.1", gpu_id=n) for n in range(3)
+    )
+    return Group(make_spec(tmp_path, tmp_path, ranks=3, bundles=bundles))
+
+
+def request(spec: TrainerSpec) -> TrainRequest:
+    return TrainRequest(trainer=spec, fence=FENCE, step=1, partition="p", keys=1, digest="d")
+
+
+async def _waits_for_ever() -> None:
+    """For a rank that failed; until it is killed."""
+    await waiting.wait()
+    raise UnconfirmedError("the actor died")
+
+
+def raising(error: Exception) -> Callable[[], Awaitable[None]]:
+    async def fail() -> None:
+        raise error
+
+    return fail
+
+
+async def test_all_ranks_meet_at_one_place_and_report_together(group: Group) -> None:
+    report = await group.onload(operation(group.spec, "on"))
+    assert report.status.resident
+    assert {rank.joined for rank in group.ranks.values()} == {"host:1"}
+    await group.train(request(group.spec))
+    assert {rank.joined for rank in group.ranks.values()} == {"host:1"}
+    off = await group.offload(operation(group.spec, "off"))
+    assert [e.holder for e in off.evidence] == [f"trainer/rank-{n}" for n in range(3)]
+    assert group.ends == 0
+
+
+async def test_a_rank_that_is_new_among_others_makes_the_group_anew(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1] = Rank(1, group.ports)
+    await group.train(request(group.spec))
+    assert group.ends == 1
+    assert {rank.joined for rank in group.ranks.values()} == {"host:2"}
+
+
+async def test_ranks_that_wait_for_one_that_failed_are_ended(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble = _waits_for_ever
+    group.ranks[2].trouble = raising(UnconfirmedError("rank 2 died"))
+    with pytest.raises(UnconfirmedError, match="died"):
+        await group.train(request(group.spec))
+    assert group.ends == 1
+    assert (await group.train(request(group.spec))).step == 1
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+async def test_the_error_of_the_rank_that_failed_is_told(group: Group, failing: int) -> None:
+    await group.onload(operation(group.spec, "on"))
+    stopped: RelaxError = OtherRankFailed("another rank failed")
+    for number, rank in group.ranks.items():
+        mine = PermanentError("the disk is full") if number == failing else stopped
+        rank.trouble = raising(mine)
+    with pytest.raises(PermanentError, match="disk is full"):
+        await group.train(request(group.spec))
+    assert group.ends == 0
+
+
+async def test_a_group_of_which_only_some_are_resident_is_left_as_it_is(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1].resident = False
+    report = await group.settle(operation(group.spec, "look"))
+    assert (report.status.resident, report.evidence) == (False, ())
+    assert report.status.doubt == "of 3 ranks only 0, 2 are resident"
+    assert "offload" not in group.ranks[1].asked
+
+
+async def test_a_group_that_holds_nothing_settles_with_evidence_of_each(group: Group) -> None:
+    report = await group.settle(operation(group.spec, "look"))
+    assert len(report.evidence) == 3
+
+
+def status(**changes: Any) -> TrainerStatus:
+    return TrainerStatus.model_validate(
+        {"step": 1, "resident": False, "fence": FENCE, "actor_pid": 1, **changes}
+    )
+
+
+def test_evidence_counts_only_when_every_rank_has_given_it() -> None:
+    whole = TrainerReport(status=status(), evidence=(evidence(0),))
+    lacking = TrainerReport(status=status())
+    assert combined([whole, lacking]).evidence == ()
+    assert len(combined([whole, whole]).evidence) == 2
+
+
+def test_ranks_that_saw_different_tokens_have_none_in_common() -> None:
+    later = status(fence=FenceToken(counter=2, grant_id="other"))
+    assert combined_status([status(), later]).fence is None
+    assert combined_status([status(), status()]).fence == FENCE
+
+
+def test_the_doubt_of_a_rank_is_the_groups() -> None:
+    doubtful = status(doubt="an earlier process lives")
+    assert combined_status([status(), doubtful]).doubt == "rank 1: an earlier process lives"
