@@ -19,7 +19,7 @@ Ray replaces 127.0.0.1 by the machine's address on the network. Its own ports as
 
 _OBJECT_STORE = 200_000_000
 _CPUS = 4
-"""Ours ask for none; others' actors (TransferQueue) may ask for one each."""
+"""Beside one for each GPU: actors of others (TransferQueue) may ask for one each."""
 _STARTED = b"Ray runtime started."
 _LONGEST_FOLDER = 40
 """Ray's socket paths are 65 characters longer; a Unix socket's may have 107."""
@@ -90,7 +90,7 @@ def head_command(port: int, client_port: int, gpus: int, folder: Path) -> list[s
     return [
         *(binary("ray"), "start", "--head", "--block", "--disable-usage-stats"),
         *("--node-ip-address", NODE, "--port", str(port), "--temp-dir", str(folder)),
-        *("--num-gpus", str(gpus), "--num-cpus", str(max(_CPUS, os.cpu_count() or 1))),
+        *("--num-gpus", str(gpus), "--num-cpus", str(max(_CPUS + gpus, os.cpu_count() or 1))),
         *("--object-store-memory", str(_OBJECT_STORE), "--include-dashboard=false"),
         # Ray's fixed defaults would meet those of another cluster on this machine.
         *("--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"),

@@ -54,6 +54,9 @@ async def test_the_whole_plan_is_in_the_result_of_binding(
     """What the activity returns is what the run's history has."""
     recipe = load_recipe("quickstart")
     made = run_plan("run-1")
+    names = {"rollout": "policy", "genrm": "judge", "teacher": "teacher"}
+    groups = tuple(g.model_copy(update={"model": names[g.role]}) for g in made.groups)
+    made = made.model_copy(update={"groups": groups})
     rows = pool(2)
     asked: list[object] = []
 
