@@ -70,7 +70,7 @@ async def test_a_step_passes_the_gpus_in_the_promised_order(working: Working):
     async with working(world) as client:
         await (await start(client, steps=1)).result()
     first = world.log.index(("rollout", "generate_groups")) - 1
-    assert world.log[first : first + 12] == [
+    assert world.log[first : first + 13] == [
         ("rollout", "onload"),
         ("rollout", "generate_groups"),
         ("rollout", "offload"),
@@ -81,6 +81,7 @@ async def test_a_step_passes_the_gpus_in_the_promised_order(working: Working):
         ("teacher", "teach_samples"),
         ("teacher", "offload"),
         ("trainer", "onload"),
+        ("trainer", "train 1"),
         ("trainer", "offload"),
         ("rollout", "onload"),
     ]
