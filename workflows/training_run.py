@@ -56,6 +56,12 @@ from workflows._visible import (
     show_weights,
 )
 
+_UPDATES = {
+    RunEvent.PAUSE_ASKED: "pause",
+    RunEvent.RESUME_ASKED: "resume",
+    RunEvent.RESOLVED_BY_OPERATOR: "resolve",
+    RunEvent.STOP_ASKED: "stop",
+}
 PROGRESS_KEPT = 1000
 PROGRESS_SHOWN = 50
 RESTARTS = 3
@@ -540,8 +546,11 @@ class TrainingRun:
 
     def _need(self, event: RunEvent) -> None:
         if not RUN.allows(self._state, event):
-            legal = ", ".join(RUN.legal(self._state)) or "nothing"
-            raise ValueError(f"not legal while the run is {self._state}; legal: {legal}")
+            able = [update for legal, update in _UPDATES.items() if RUN.allows(self._state, legal)]
+            raise ValueError(
+                f"the run is {self._state}: it cannot {_UPDATES[event]} now; what can be asked:"
+                f" {', '.join(able) or 'nothing'}"
+            )
 
     def _move(self, event: RunEvent, doing: str) -> None:
         self._state = RUN.advance(self._state, event)
