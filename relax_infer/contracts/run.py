@@ -141,6 +141,8 @@ class BatchMetrics(Message):
     """Mean over response tokens of rollout minus teacher log-prob."""
     response_tokens: int
     truncated: int
+    staleness: int = 0
+    """Most versions that the weights of a sample were behind those that are trained on it."""
 
 
 class ResolveRequest(Message):

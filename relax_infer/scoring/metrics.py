@@ -36,6 +36,7 @@ def batch_metrics(
         teacher_kl=_teacher_kl(samples),
         response_tokens=sum(len(sample.response_ids) for sample in samples),
         truncated=sum(not sample.finished for sample in samples),
+        staleness=max((s.step - 1 - s.weight_version for s in samples), default=0),
     )
 
 

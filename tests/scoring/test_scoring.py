@@ -235,6 +235,8 @@ async def test_write_back_changes_no_earlier_file(
     metrics = batch_metrics(store.read_table(result.staged), phase["task"])
     assert metrics.teacher_kl == pytest.approx(-0.25)
     assert metrics.reward_mean == 1.0
+    (version,) = {s.weight_version for s in scored}
+    assert metrics.staleness == scored[0].step - 1 - version
 
 
 def sample(**changes: Any) -> Sample:
