@@ -1,16 +1,29 @@
-"""The long-lived workflows of a run: lease and roles, and the trainer that the lease drives.
+"""The long-lived workflows of a run, its servers, and the trainer that its lease drives.
 
-They are started with parent-close policy ABANDON: they outlive every continue-as-new of the run.
+The workflows are started with parent-close policy ABANDON: they outlive every continue-as-new of
+the run.
 """
 
 import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from temporalio import workflow
+from temporalio.exceptions import FailureError
 
 from relax_infer.contracts.lease import LeaseInput, RoleInput, RoleOperation, RoleResult
-from relax_infer.contracts.run import RunPlan
+from relax_infer.contracts.run import FrontAddress, RunPlan
 from relax_infer.contracts.training import TrainerOperation
-from workflows._calls import STOP_TRAINER
+from workflows._calls import (
+    CLOSE_TRANSFER_QUEUE,
+    ENSURE_FRONT,
+    OPEN_TRANSFER_QUEUE,
+    RELEASE_PLACEMENT,
+    STOP_FRONT,
+    STOP_TRAINER,
+)
+from workflows._failures import text_of
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
 from workflows._visible import attributes
@@ -20,79 +33,163 @@ def inference_roles(plan: RunPlan) -> tuple[str, ...]:
     return tuple(role for role in plan.roles if role != "trainer")
 
 
-async def start_lease(plan: RunPlan) -> None:
-    run = plan.run.run
-    await workflow.start_child_workflow(
-        "GpuLease",
-        LeaseInput(
-            run=plan.run,
-            roles=plan.roles,
-            operation_timeout=plan.operation_timeout,
-            reconcile_timeout=plan.reconcile_timeout,
-            trainer=plan.trainer,
-            apart=plan.apart,
-        ),
-        id=f"{run}.lease",
-        parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-        search_attributes=attributes(run=run),
-        static_summary=f"who may use the GPUs of {run}",
-    )
+class Premises:
+    """Brings the parts of a run up, and takes them down with proof.
 
+    Args:
+        plan: bound.
+        show: told in words what is being done.
+        ask_person: told what cannot be done and what goes on after their decision; gives their word
+            that nothing is left of it, None if they did not say so.
+    """
 
-async def start_roles(plan: RunPlan, restarts: int = 0) -> None:
-    """``restarts``: how often the roles of this run were started anew; orders what they publish."""
-    await asyncio.gather(*(_start_role(plan, role, restarts) for role in inference_roles(plan)))
+    def __init__(
+        self,
+        plan: RunPlan,
+        mail: Mailbox,
+        lease: LeaseClient,
+        show: Callable[[str], None],
+        ask_person: Callable[[str, str], Awaitable[str | None]],
+    ) -> None:
+        self._plan, self._mail, self._lease = plan, mail, lease
+        self._run = plan.run.run
+        self._show, self._ask_person = show, ask_person
 
+    async def open(self) -> FrontAddress:
+        """Lease, roles and servers; then every role once under the lease, so that what cannot work
+        is found before the first step."""
+        run = self._plan.run
+        await self._start_lease()
+        await self._start_roles(0)
+        self._show("brings up router, gateway and TransferQueue")
+        front, _, _ = await asyncio.gather(
+            ENSURE_FRONT(run, summary="router and gateway"),
+            OPEN_TRANSFER_QUEUE(run, summary="TransferQueue"),
+            self._try_every_role(),
+        )
+        return front
 
-async def _start_role(plan: RunPlan, role: str, restarts: int) -> None:
-    run = plan.run.run
-    await workflow.start_child_workflow(
-        "InferenceRole",
-        RoleInput(
-            run=plan.run,
-            role=role,
-            groups=tuple(g for g in plan.groups if g.role == role),
-            operation_timeout=plan.operation_timeout,
-            restarts=restarts,
-        ),
-        id=f"{run}.{role}",
-        parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-        search_attributes=attributes(run=run, role=role),
-        static_summary=f"{role} of {run}",
-    )
+    async def close(self) -> None:
+        """Every role is proved gone before anything under it is deleted."""
+        run = self._plan.run
+        self._show("stops the roles")
+        await self._stop_everyone()
+        self._show("takes down TransferQueue, router, gateway and the placement group")
+        await self._lease.ask_to_close()
+        await CLOSE_TRANSFER_QUEUE(run, summary="TransferQueue")
+        await STOP_FRONT(run, summary="router and gateway")
+        await RELEASE_PLACEMENT(run, summary="placement group")
 
+    async def restart(self, number: int) -> None:
+        """Every role is proved gone, then all begin anew; what is in the store and in the ledger
+        stays.
 
-async def stop_role(mail: Mailbox, run: str, role: str, attempt: str) -> None:
-    """Every process of the role is gone, by proof, and its workflows have ended."""
-    await mail.ask(
-        f"{run}.{role}",
-        "stop",
-        RoleOperation(method="stop", fence=None),
-        RoleResult,
-        operation_id=f"{workflow.info().run_id}:{role}:stop:{attempt}",
-    )
+        Args:
+            number: of this restart, from 1; orders what the roles publish.
+        """
+        self._show("restarts every role")
+        await self._stop_everyone(f"restart-{number}")
+        await self._start_roles(number)
+        await self._try_every_role()
 
+    # --- roles
 
-async def resolve_role(mail: Mailbox, run: str, role: str, word: str, attempt: str) -> None:
-    """Carry a person's word to a role that could not be stopped."""
-    await mail.ask(
-        f"{run}.{role}",
-        "resolve",
-        RoleOperation(method="resolve", fence=None, word=word),
-        RoleResult,
-        operation_id=f"{workflow.info().run_id}:{role}:resolve:{attempt}",
-    )
+    async def _try_every_role(self) -> None:
+        """The policy is not among them: step 0 brings it up with its first weights."""
+        for role in self._plan.roles:
+            if role != "rollout":
+                self._show(f"brings up {role} for the first time")
+                await self._lease.take("acquire", role, purpose="startup")
+                if self._plan.sharing(role):
+                    await self._lease.release(role)
 
+    async def _stop_everyone(self, occasion: str = "") -> None:
+        for role in self._plan.roles:
+            if not self._plan.sharing(role):  # it keeps its GPUs; nobody else holds any now
+                await self._lease.release(role)
+        prefix = f"{occasion}." if occasion else ""
+        await asyncio.gather(*(self._stop_role(r, prefix) for r in inference_roles(self._plan)))
+        await self._stop_trainer(occasion or "1")
 
-async def stop_trainer(plan: RunPlan, lease: LeaseClient, attempt: str = "1") -> None:
-    last = await lease.take("deactivate", "trainer")
-    if last.fence is None:
-        return
-    await STOP_TRAINER(
-        TrainerOperation(
-            trainer=plan.trainer,
-            operation_id=f"{workflow.info().run_id}:trainer:stop:{attempt}",
-            fence=last.fence,
-        ),
-        summary="stop the trainer",
-    )
+    async def _stop_role(self, role: str, prefix: str) -> None:
+        """Asked again, under an id of its own, after a person has looked at what failed; their word
+        that nothing is left reaches what waits for a proof."""
+        word = None
+        for number in itertools.count(1):
+            attempt = f"{prefix}{number}"
+            try:
+                if word is not None:
+                    await self._ask_role(role, "resolve", attempt, word)
+                await self._ask_role(role, "stop", attempt)
+            except FailureError as error:
+                trouble = f"cannot stop {role}: {text_of(error)}"
+                word = await self._ask_person(trouble, f"stops {role} again")
+            else:
+                return
+
+    async def _ask_role(
+        self, role: str, method: Literal["stop", "resolve"], attempt: str, word: str | None = None
+    ) -> None:
+        """``stop``: every process of the role is gone, by proof, and its workflows have ended.
+        ``resolve``: a person's word reaches it."""
+        await self._mail.ask(
+            f"{self._run}.{role}",
+            method,
+            RoleOperation(method=method, fence=None, word=word),
+            RoleResult,
+            operation_id=f"{workflow.info().run_id}:{role}:{method}:{attempt}",
+        )
+
+    async def _stop_trainer(self, attempt: str) -> None:
+        last = await self._lease.take("deactivate", "trainer")
+        if last.fence is None:
+            return
+        await STOP_TRAINER(
+            TrainerOperation(
+                trainer=self._plan.trainer,
+                operation_id=f"{workflow.info().run_id}:trainer:stop:{attempt}",
+                fence=last.fence,
+            ),
+            summary="stop the trainer",
+        )
+
+    # --- workflows
+
+    async def _start_lease(self) -> None:
+        plan = self._plan
+        await workflow.start_child_workflow(
+            "GpuLease",
+            LeaseInput(
+                run=plan.run,
+                roles=plan.roles,
+                operation_timeout=plan.operation_timeout,
+                reconcile_timeout=plan.reconcile_timeout,
+                trainer=plan.trainer,
+                apart=plan.apart,
+            ),
+            id=f"{self._run}.lease",
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            search_attributes=attributes(run=self._run),
+            static_summary=f"who may use the GPUs of {self._run}",
+        )
+
+    async def _start_roles(self, restarts: int) -> None:
+        roles = inference_roles(self._plan)
+        await asyncio.gather(*(self._start_role(role, restarts) for role in roles))
+
+    async def _start_role(self, role: str, restarts: int) -> None:
+        plan = self._plan
+        await workflow.start_child_workflow(
+            "InferenceRole",
+            RoleInput(
+                run=plan.run,
+                role=role,
+                groups=tuple(g for g in plan.groups if g.role == role),
+                operation_timeout=plan.operation_timeout,
+                restarts=restarts,
+            ),
+            id=f"{self._run}.{role}",
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            search_attributes=attributes(run=self._run, role=role),
+            static_summary=f"{role} of {self._run}",
+        )

@@ -1,6 +1,5 @@
 """TrainingRun: a run from its recipe to its last step."""
 
-import asyncio
 import itertools
 from collections.abc import Awaitable
 
@@ -28,24 +27,13 @@ from relax_infer.machines import RUN, RunEvent, RunState
 from workflows._ahead import StepsAhead
 from workflows._calls import (
     BIND_PLACEMENT,
-    CLOSE_TRANSFER_QUEUE,
-    ENSURE_FRONT,
-    OPEN_TRANSFER_QUEUE,
     RELEASE_PLACEMENT,
     RESOLVE_RECIPE,
-    STOP_FRONT,
 )
 from workflows._failures import PERMANENT, fail, text_of
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
-from workflows._premises import (
-    inference_roles,
-    resolve_role,
-    start_lease,
-    start_roles,
-    stop_role,
-    stop_trainer,
-)
+from workflows._premises import Premises, inference_roles
 from workflows._visible import (
     attributes,
     placement_rows,
@@ -364,7 +352,8 @@ class TrainingRun:
         batch = batch_of(step, attempt) if self._ahead is not None else None
         await self._lease.ask(self._lease_resolution(self._resolved, abandon=True, batch=batch))
         if self._resolved.action == "restart":
-            await self._restart_everything()
+            self._restarts += 1
+            await self._premises.restart(self._restarts)
         self._error = None
         self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
         return True
@@ -398,84 +387,27 @@ class TrainingRun:
         self._weights = self._plan.initial_weights
         self._show("binds GPUs")
         bound = await BIND_PLACEMENT(self._plan, summary="bind GPUs")
-        plan = self._plan = bound.plan
+        self._plan = bound.plan
         self._bound = True
-        await start_lease(plan)
-        await start_roles(plan)
-        self._show("brings up router, gateway and TransferQueue")
-        front, _, _ = await asyncio.gather(
-            ENSURE_FRONT(plan.run, summary="router and gateway"),
-            OPEN_TRANSFER_QUEUE(plan.run, summary="TransferQueue"),
-            self._try_every_role(),
-        )
-        self._front = front
+        self._front = await self._premises.open()
         if self._state is RunState.STARTING:
             self._move(RunEvent.STARTED, "is running")
 
-    async def _try_every_role(self) -> None:
-        """The policy is not among them: step 0 brings it up with its first weights."""
-        for role in self._planned.roles:
-            if role != "rollout":
-                self._show(f"brings up {role} for the first time")
-                await self._lease.take("acquire", role, purpose="startup")
-                if self._planned.sharing(role):
-                    await self._lease.release(role)
-
     async def _take_down(self) -> None:
-        """Every role is proved gone before anything under it is deleted."""
-        plan = self._planned
-        self._show("stops the roles")
-        await self._let_residents_go()
-        await asyncio.gather(*(self._stop_role(role) for role in inference_roles(plan)))
-        await stop_trainer(plan, self._lease)
-        self._show("takes down TransferQueue, router, gateway and the placement group")
-        await self._lease.ask_to_close()
-        await CLOSE_TRANSFER_QUEUE(plan.run, summary="TransferQueue")
-        await STOP_FRONT(plan.run, summary="router and gateway")
-        await RELEASE_PLACEMENT(plan.run, summary="placement group")
+        await self._premises.close()
         if self._state is RunState.RUNNING:  # a person had to resolve something on the way down
             self._move(RunEvent.STOP_ASKED, "stops")
 
-    async def _let_residents_go(self) -> None:
-        """Roles that keep their GPUs from step to step; of the others nobody holds any now."""
-        for role in self._planned.roles:
-            if not self._planned.sharing(role):
-                await self._lease.release(role)
-
-    async def _stop_role(self, role: str, prefix: str = "") -> None:
-        """Asked again, under an id of its own, after a person has looked at what failed; their word
-        that nothing is left reaches what waits for a proof."""
-        word = None
-        for number in itertools.count(1):
-            attempt = f"{prefix}{number}"
-            try:
-                if word is not None:
-                    await resolve_role(self._mail, self._id, role, word, attempt)
-                await stop_role(self._mail, self._id, role, attempt)
-            except FailureError as error:
-                self._resolved = None
-                if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
-                    self._move(RunEvent.NEEDS_PERSON, f"cannot stop {role}: {text_of(error)}")
-                await workflow.wait_condition(lambda: self._resolved is not None)
-                word = _word(self._resolved)
-                if RUN.allows(self._state, RunEvent.STOP_ASKED):
-                    self._move(RunEvent.STOP_ASKED, f"stops {role} again")
-            else:
-                return
-
-    async def _restart_everything(self) -> None:
-        """A person asked for it: every role is proved gone, then all begin anew; what is in the
-        store and in the ledger stays."""
-        plan = self._planned
-        self._show("restarts every role")
-        self._restarts += 1
-        attempt = f"restart-{self._restarts}"
-        roles = inference_roles(plan)
-        await self._let_residents_go()
-        await asyncio.gather(*(self._stop_role(role, f"{attempt}.") for role in roles))
-        await stop_trainer(plan, self._lease, attempt)
-        await start_roles(plan, self._restarts)
-        await self._try_every_role()
+    async def _ask_person(self, trouble: str, then: str) -> str | None:
+        """A role cannot be stopped: their word that nothing is left, if they gave it."""
+        self._resolved = None
+        if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
+            self._move(RunEvent.NEEDS_PERSON, trouble)
+        await workflow.wait_condition(lambda: self._resolved is not None)
+        word = _word(self._resolved)
+        if RUN.allows(self._state, RunEvent.STOP_ASKED):
+            self._move(RunEvent.STOP_ASKED, then)
+        return word
 
     async def _fail_to_start(self, error: FailureError) -> bool:
         """Say why, take down what was brought up, end FAILED; or DONE, if it was stopped anyway."""
@@ -500,6 +432,10 @@ class TrainingRun:
             workflow.logger.error("while giving up: %s", text_of(error))
 
     # --- pieces
+
+    @property
+    def _premises(self) -> Premises:
+        return Premises(self._planned, self._mail, self._lease, self._show, self._ask_person)
 
     @property
     def _planned(self) -> RunPlan:
