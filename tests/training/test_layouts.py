@@ -16,7 +16,7 @@ from tests.transfer.tables import scored_table, write_table
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 # One optimizer step for each training step: what comes out after three is compared.
-CHANGES: dict[str, Any] = {"mini_batches": 1, "learning_rate": 1e-3}
+CHANGES: dict[str, Any] = {"mini_batches": 1, "learning_rate": 1e-3, "grad_clip": 0.2}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "world-1": {},
     "packed": {"packed": True, "micro_batch_tokens": 40},
@@ -91,6 +91,32 @@ def test_biases_of_two_tensor_parallel_ranks_are_trained_too(
 
 
 @pytest.mark.parametrize(
+    "layout", ["dp-2", pytest.param("tp-2-sequence-packed", marks=pytest.mark.slow)]
+)
+def test_a_critic_is_trained_by_every_rank(tmp_path: Path, untied: Wanted, layout: str) -> None:
+    """As by one rank, which is compared with plain PyTorch elsewhere."""
+    changes = {
+        **CHANGES,
+        "algorithm": {"estimator": "ppo", "gae_lambda": 0.9},
+        "critic": {"learning_rate": 1e-2, "value_clip": 0.1},
+    }
+
+    def run(name: str, **more: Any) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+        spec = make_spec(tmp_path / name / "store", untied.model, **changes, **more)
+        results = run_group(tmp_path / name / "group", spec, untied.tables, [1, 2, 3])[0]
+        folder = Path(results[2].weights.uri.removeprefix("file://"))
+        return [result.metrics for result in results], read_tensors(folder)
+
+    wanted, weights = run("one")
+    found, ours = run("two", **LAYOUTS[layout])
+    for name in ("critic_loss", "critic_grad_norm", "explained_variance"):
+        told = [[metrics[name] for metrics in each] for each in (found, wanted)]
+        assert told[0] == pytest.approx(told[1], abs=1e-3)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(ours[name], tensor, atol=3e-4, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(
     ("architecture", "layout"), [("qwen2", "tp-2"), ("llama", "pp-2"), ("qwen3", "tp-2")]
 )
 def test_weights_that_were_spread_over_ranks_come_back_as_they_were(
@@ -120,6 +146,9 @@ def check(tmp_path: Path, wanted: Wanted, layout: dict[str, Any]) -> None:
     assert gradients.keys() == wanted.gradients.keys()
     for name, gradient in wanted.gradients.items():
         torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=0, msg=name)
+    norm = torch.stack([g.norm() for g in wanted.gradients.values()]).norm()
+    assert results[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+    assert norm > spec.grad_clip, "nothing was clipped"
     assert max(float(g.abs().max()) for g in wanted.gradients.values()) > 0.01
 
     assert [r.loss for r in results] == pytest.approx(wanted.losses, abs=1e-4)
