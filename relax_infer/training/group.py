@@ -29,6 +29,8 @@ OTHERS_SECONDS = 60.0
 """For the other ranks to end a call that has failed on one."""
 MEETING_SECONDS = 5.0
 """For a call to reach all ranks."""
+DYING_SECONDS = 15.0
+"""For a killed process to be gone."""
 _POLL = 0.1
 _CONTROL = 30.0
 """Seconds that Ray's own control plane may take to answer."""
@@ -137,8 +139,19 @@ class TrainerGroup:
             if place is not None:
                 await self._end()
                 actors = await self._actors()
+            await self._wait_for_the_dead(actors)
             place = await _answer(actors[0].propose.remote(), READ_SECONDS)
         return actors, place
+
+    async def _wait_for_the_dead(self, actors: list[Any]) -> None:
+        """Processes that were just killed may show for a moment yet; whether one stays is for the
+        actors to say, when they are to load."""
+        deadline = asyncio.get_running_loop().time() + DYING_SECONDS
+        while asyncio.get_running_loop().time() < deadline:
+            ranks = await self._all([actor.status.remote() for actor in actors], READ_SECONDS)
+            if all(status.doubt is None for status in ranks):
+                return
+            await asyncio.sleep(_POLL)
 
     async def _all(self, calls: list[Awaitable[T]], seconds: float) -> list[T]:
         """Every rank's answer, or the error that says most.

@@ -10,6 +10,12 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -191,9 +197,21 @@ def build_model(shape: PolicyShape, spec: TrainerSpec, *, critic: bool = False) 
         rope_scaling=shape.rope_factor is not None,
         rope_scaling_factor=shape.rope_factor or 1.0,
     )
+    _mark_shards(model)
     if critic and model.post_process:
         model.output_layer = ValueHead(config)  # pyright: ignore[reportAttributeAccessIssue]
     return model
+
+
+def _mark_shards(model: GPTModel) -> None:
+    """Which parameters each tensor parallel rank has a part of. Megatron writes it down only where
+    it initialises them; the gradient norm counts the others once."""
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
+            dimension = 1 if isinstance(module, RowParallelLinear) else 0
+            for name, parameter in module.named_parameters(recurse=False):
+                if name == "weight" or dimension == 0:
+                    set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
 
 
 def _layers(shape: PolicyShape, config: TransformerConfig) -> Any:

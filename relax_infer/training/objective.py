@@ -75,7 +75,9 @@ def objective(
 
 def next_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """[samples, tokens, vocabulary / ranks] and [samples, tokens] to [samples, tokens]."""
-    by_token = logits.transpose(0, 1).contiguous()
+    # A copy of its own, also where one sequence is contiguous already: Megatron computes in place,
+    # and others look at the logits after it.
+    by_token = logits.transpose(0, 1).clone(memory_format=torch.contiguous_format)
     losses = tensor_parallel.vocab_parallel_cross_entropy(by_token, labels.t().contiguous())
     return -losses.t()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from relax_infer.contracts.training import TrainResult
 from relax_infer.training import PolicyTrainer
 from relax_infer.training.hf_folder import read_tensors
 from relax_infer.transfer import rows_of_table
@@ -145,3 +146,30 @@ def test_reference_and_critic_are_the_same_after_a_resume_and_a_release(
     whole, resumed = train("whole", [1, 2, 3]), train("resumed", [1, 2], [3])
     assert resumed[2].weights.digest == whole[2].weights.digest
     assert resumed[2].metrics[metric] == whole[2].metrics[metric] > 0
+
+
+def test_the_size_of_micro_batches_changes_nothing(tmp_path: Path, in_thread: InThread) -> None:
+    """One sequence alone is laid out otherwise than several."""
+    model = write_model(tmp_path / "model")
+    changes = {
+        "algorithm": {"entropy_coefficient": 0.1, "kl_coefficient": 0.3},
+        "distillation_mode": "union",
+        "mini_batches": 1,
+    }
+    tables = [with_support(scored_table(seed=s), k=3, ragged=True, seed=s) for s in (1, 2)]
+
+    def train(store: str, **more: Any) -> list[TrainResult]:
+        policy = PolicyTrainer(make_spec(tmp_path / store, model, **changes, **more))
+        in_thread(policy.onload)
+        rows = [rows_of_table(table) for table in tables]
+        results = [in_thread(lambda n=n: policy.train(n + 1, rows[n])) for n in range(2)]
+        in_thread(policy.close)
+        return results
+
+    wanted = train("many")
+    for name, more in {"one": {"micro_batch_tokens": 1}, "packed": {"packed": True}}.items():
+        for result, one in zip(train(name, **more), wanted, strict=True):
+            assert result.loss == pytest.approx(one.loss, abs=1e-4)
+            assert result.grad_norm == pytest.approx(one.grad_norm, rel=1e-3)
+            told = {n: v for n, v in one.metrics.items() if not n.endswith("_seconds")}
+            assert {n: result.metrics[n] for n in told} == pytest.approx(told, rel=1e-3, abs=1e-5)

@@ -36,6 +36,7 @@ class Rank:
         self.resident = False
         self.trouble: Callable[[], Awaitable[None]] | None = None
         self.asked: list[str] = []
+        self.doubts: list[str] = []
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self, f"_{method}")
@@ -54,7 +55,13 @@ class Rank:
         return f"host:{next(self._ports)}"
 
     async def _status(self) -> TrainerStatus:
-        return TrainerStatus(step=1, resident=self.resident, fence=FENCE, actor_pid=self.rank + 1)
+        return TrainerStatus(
+            step=1,
+            resident=self.resident,
+            fence=FENCE,
+            actor_pid=self.rank + 1,
+            doubt=self.doubts.pop() if self.doubts else None,
+        )
 
     async def _onload(self, op: Any, meeting: str | None) -> TrainerReport:
         self.asked.append("onload")
@@ -180,6 +187,21 @@ async def test_ranks_that_wait_for_one_that_failed_are_ended(group: Group) -> No
         await group.train(request(group.spec))
     assert group.ends == 1
     assert (await group.train(request(group.spec))).step == 1
+
+
+async def test_ranks_meet_once_those_before_them_are_gone(group: Group) -> None:
+    (await group._actors())[1].doubts = ["an earlier process lives"] * 3
+    await group.onload(operation(group.spec, "on"))
+    assert group.ranks[1].doubts == []
+
+
+async def test_ranks_that_all_left_meet_again_in_new_processes(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.joined = "left host:1"
+    await group.train(request(group.spec))
+    assert group.ends == 1
+    assert {rank.joined for rank in group.ranks.values()} == {"host:2"}
 
 
 @pytest.mark.parametrize("failing", [0, 2])

@@ -6,17 +6,18 @@ from typing import Any
 import pytest
 import torch
 
+from relax_infer.contracts.training import TrainResult
 from relax_infer.training import weights_digest
 from relax_infer.training.hf_folder import read_tensors
 from tests.training.conftest import make_spec, write_model
 from tests.training.groups import run_group
 from tests.training.test_parity import reference
-from tests.transfer.tables import scored_table, write_table
+from tests.transfer.tables import scored_table, with_support, write_table
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 # One optimizer step for each training step: what comes out after three is compared.
-CHANGES: dict[str, Any] = {"mini_batches": 1, "learning_rate": 1e-3}
+CHANGES: dict[str, Any] = {"mini_batches": 1, "learning_rate": 1e-3, "grad_clip": 0.2}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "world-1": {},
     "packed": {"packed": True, "micro_batch_tokens": 40},
@@ -90,6 +91,55 @@ def test_biases_of_two_tensor_parallel_ranks_are_trained_too(
     check(tmp_path, wanted, LAYOUTS["tp-2"])
 
 
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "critic": {
+        "algorithm": {"estimator": "ppo", "gae_lambda": 0.9},
+        "critic": {"learning_rate": 1e-2, "value_clip": 0.1},
+    },
+    "support": {
+        "algorithm": {
+            "kl_coefficient": 0.3,
+            "entropy_coefficient": 0.1,
+            "old_log_probs": "trainer",
+            "importance": "sequence",
+            "loss_aggregation": "sequence_mean",
+        },
+        "distillation_mode": "union",
+    },
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "layout", ["dp-2", pytest.param("tp-2-sequence-packed", marks=pytest.mark.slow)]
+)
+def test_two_ranks_do_what_one_does_which_is_compared_with_plain_pytorch_elsewhere(
+    tmp_path: Path, untied: Wanted, algorithm: str, layout: str
+) -> None:
+    changes = CHANGES | ALGORITHMS[algorithm]
+    tables = {step: str(tmp_path / f"{step}.arrow") for step in (1, 2)}
+    for step, path in tables.items():
+        table = scored_table(groups=5, samples=3, seed=step)
+        write_table(with_support(table, k=3, ragged=True, seed=step), path)
+
+    def run(name: str, **more: Any) -> tuple[list[TrainResult], dict[str, torch.Tensor]]:
+        spec = make_spec(tmp_path / name / "store", untied.model, **changes, **more)
+        results = run_group(tmp_path / name / "group", spec, tables, [1, 2])[0]
+        return results, read_tensors(Path(results[1].weights.uri.removeprefix("file://")))
+
+    wanted, weights = run("one")
+    found, ours = run("two", **LAYOUTS[layout])
+    for one, two in zip(wanted, found, strict=True):
+        assert two.loss == pytest.approx(one.loss, abs=1e-3)
+        assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-3)
+        told = {n: v for n, v in one.metrics.items() if not n.endswith("_seconds")}
+        same = {name: two.metrics[name] for name in told}
+        assert same == pytest.approx(told, abs=1e-3, rel=1e-3)
+    assert told.keys() & {"critic_loss", "divergence"}
+    for name, tensor in weights.items():
+        torch.testing.assert_close(ours[name], tensor, atol=3e-4, rtol=0, msg=name)
+
+
 @pytest.mark.parametrize(
     ("architecture", "layout"), [("qwen2", "tp-2"), ("llama", "pp-2"), ("qwen3", "tp-2")]
 )
@@ -120,6 +170,9 @@ def check(tmp_path: Path, wanted: Wanted, layout: dict[str, Any]) -> None:
     assert gradients.keys() == wanted.gradients.keys()
     for name, gradient in wanted.gradients.items():
         torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=0, msg=name)
+    norm = torch.stack([g.norm() for g in wanted.gradients.values()]).norm()
+    assert results[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+    assert norm > spec.grad_clip, "nothing was clipped"
     assert max(float(g.abs().max()) for g in wanted.gradients.values()) > 0.01
 
     assert [r.loss for r in results] == pytest.approx(wanted.losses, abs=1e-4)

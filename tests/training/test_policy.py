@@ -237,3 +237,26 @@ def test_a_model_that_cannot_be_trained_is_said_and_the_trainer_can_be_tried_aga
     (model / "config.json").write_text(json.dumps(right))
     in_thread(policy.onload)
     in_thread(policy.close)
+
+
+def test_what_tensor_parallel_ranks_have_parts_of_is_marked_for_the_gradient_norm(
+    spec: TrainerSpec, trainer: Make, in_thread: InThread
+) -> None:
+    policy = trainer(spec)
+
+    def marks() -> dict[str, tuple[bool, bool]]:
+        from relax_infer.training.weights import mapping
+
+        model = policy._learner.model
+        parameters = dict(model.named_parameters())
+        return {
+            entry.megatron: (
+                getattr(parameters[entry.megatron], "tensor_model_parallel", False),
+                entry.layout != "whole",
+            )
+            for entry in mapping(model, policy._shape)
+        }
+
+    found = in_thread(marks)
+    assert {marked for marked, _ in found.values()} == {True, False}
+    assert all(marked == shared for marked, shared in found.values()), found

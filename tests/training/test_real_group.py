@@ -88,6 +88,46 @@ async def test_steps_are_trained_once_through_the_death_of_the_actor_to_a_proved
     assert [e.result.step for e in read_ledger(spec.run).entries] == [1, 2]
 
 
+@pytest.fixture
+async def two_placed(
+    ray_address: str, tmp_path: Path, model_folder: Path
+) -> AsyncIterator[TrainerSpec]:
+    """A trainer of two data parallel ranks whose pool is bound; the queue is open."""
+    await open_queue()
+    bundles = await bind_pool("run", 2, 60.0)
+    yield make_spec(tmp_path / "store", model_folder, bundles=tuple(bundles), ranks=2)
+    await release_pool("run")
+    await stop_owner()
+
+
+async def test_two_ranks_train_as_one_and_are_made_anew_when_one_dies(
+    two_placed: TrainerSpec,
+) -> None:
+    spec = two_placed
+    group = TrainerGroup(spec)
+    assert (await group.onload(operation(spec, "on"))).status.resident
+    first = await group.train(await published(spec, 1))
+    assert (first.step, first.repeated) == (1, False)
+
+    pid = (await group.status()).actor_pid
+    assert pid is not None
+    dying = psutil.Process(pid)
+    dying.kill()
+    await _ended(dying)
+    second = await group.train(await published(spec, 2))
+    assert (second.step, second.repeated) == (2, False)
+
+    off = await group.offload(operation(spec, "off"))
+    assert [(e.holder, e.proof) for e in off.evidence] == [
+        ("trainer/rank-0", "simulated"),
+        ("trainer/rank-1", "simulated"),
+    ]
+    stopped = await group.stop(operation(spec, "stop", counter=2))
+    assert not stopped.status.resident
+    assert len(stopped.evidence) == 2
+    assert [e.result.step for e in read_ledger(spec.run).entries] == [1, 2]
+
+
 async def _ended(process: psutil.Process) -> None:
     _, alive = await asyncio.to_thread(psutil.wait_procs, [process], 30)
     assert not alive

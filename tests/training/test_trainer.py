@@ -347,3 +347,52 @@ async def test_a_grant_that_was_closed_in_the_store_loads_nothing(
 
 def _token(counter: int) -> FenceToken:
     return FenceToken(counter=counter, grant_id="grant")
+
+
+async def test_ranks_meet_where_rank_0_serves_and_nowhere_else(
+    spec: TrainerSpec, actor: Make
+) -> None:
+    trainer = await actor()
+    assert await trainer.meeting() is None
+    place = await trainer.propose()
+    assert await trainer.propose() == place
+    await trainer.onload(operation(spec, "on"), place)
+    assert await trainer.meeting() == place
+    with pytest.raises(UnconfirmedError, match=f"met others at {place}"):
+        await trainer.onload(operation(spec, "again", counter=2), "127.0.0.1:1")
+
+
+async def test_after_a_start_that_failed_the_ranks_meet_elsewhere(
+    spec: TrainerSpec, actor: Make, model_folder: Path
+) -> None:
+    trainer = await actor()
+    place = await trainer.propose()
+    config = model_folder / "config.json"
+    hidden = config.rename(config.with_suffix(".hidden"))
+    try:
+        with pytest.raises(PermanentError, match="Cannot read the policy's config"):
+            await trainer.onload(operation(spec, "on"), place)
+    finally:
+        hidden.rename(config)
+    assert await trainer.meeting() is None
+    other = await trainer.propose()
+    assert other != place
+    assert (await trainer.onload(operation(spec, "on"), other)).status.resident
+
+
+async def test_a_rank_whose_update_broke_in_the_middle_meets_nobody_again(
+    spec: TrainerSpec, actor: Make, partitions: Partitions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = await actor()
+    place = await trainer.propose()
+    await trainer.onload(operation(spec, "on"), place)
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    monkeypatch.setattr(trainer._policy, "train", broken)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        await trainer.train(partitions.request(spec, 1), place)
+    assert await trainer.meeting() == f"left {place}"
+    with pytest.raises(UnconfirmedError, match="met others"):
+        await trainer.train(partitions.request(spec, 1), place)
