@@ -14,7 +14,7 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"train.algorithm.estimator": "gae"}, r"train\.algorithm\.estimator: .*'grpo'"),
+        ({"train.algorithm.estimator": "gae"}, r"train\.algorithm\.estimator: must be one of grpo, rloo"),
         ({"train.algorithm.dual_clip": 1.0}, r"train\.algorithm\.dual_clip: .*greater than 1"),
         ({"train.algorithm.gamma": 0}, r"train\.algorithm\.gamma"),
         ({"train.algorithm.clip": 0.2}, r"train\.algorithm\.clip: no such field"),
@@ -40,7 +40,7 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
         ),
         ({"train.ranks": 3, "train.tensor_parallel": 2}, "ranks is 3, tensor_parallel x .* is 2"),
         ({"train.sequence_parallel": True}, "sequence_parallel needs tensor_parallel above 1"),
-        ({"train.precision": "fp16"}, r"train\.precision: .*'fp32' or 'bf16'"),
+        ({"train.precision": "fp16"}, r"train\.precision: must be one of fp32, bf16"),
     ],
 )
 def test_what_does_not_fit_together_is_said_with_its_field(
