@@ -5,12 +5,9 @@ be looked at again; until then nobody may speak for what was on it.
 """
 
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -32,8 +29,9 @@ from tests.chaos.harm import (
 )
 from tests.chaos.nodes import PretendedNode
 from tests.chaos.test_engine_deaths import OVERRIDES, under_way, whole
+from tests.e2e.conftest import fresh_stack
 from tests.e2e.looking import Handle, RunFiles, lease_status, start, status, until
-from workers.local import Stack, down, up
+from workers.local import Stack
 
 pytestmark = [
     pytest.mark.chaos,
@@ -60,18 +58,11 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[tuple[Stack, dict[str, PretendedNode]]]:
-    home = Path(tempfile.mkdtemp(prefix="relax-nodes-"))
-    stack = up(home, gpus=0)
-    try:
-        with stack.joined_ray("tests"):
-            nodes = {ip: PretendedNode(stack, ip) for ip in ("127.0.0.3", "127.0.0.4")}
-            for node in nodes.values():
-                node.start()
-            yield stack, nodes
-    finally:
-        report = down(home)
-        assert not report.left, f"down left processes behind: {report.left}"
-        shutil.rmtree(home, ignore_errors=True)
+    with fresh_stack(gpus=0) as stack, stack.joined_ray("tests"):
+        nodes = {ip: PretendedNode(stack, ip) for ip in ("127.0.0.3", "127.0.0.4")}
+        for node in nodes.values():
+            node.start()
+        yield stack, nodes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -14,6 +14,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from tests.e2e.looking import end_what_was_started
+from tests.tiny_models import models_kept
 from workers.local import Stack, down, up
 
 
@@ -31,13 +32,14 @@ def stack() -> Iterator[Stack]:
 def fresh_stack(gpus: int) -> Iterator[Stack]:
     """Up, and down again with nothing left of it."""
     home = Path(tempfile.mkdtemp(prefix="relax-e2e-"))
-    stack = up(home, gpus=gpus)
-    try:
-        yield stack
-    finally:
-        report = down(home)
-        assert not report.left, f"down left processes behind: {report.left}"
-        shutil.rmtree(home, ignore_errors=True)
+    with models_kept(home):
+        stack = up(home, gpus=gpus)
+        try:
+            yield stack
+        finally:
+            report = down(home)
+            assert not report.left, f"down left processes behind: {report.left}"
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="package")

@@ -14,7 +14,10 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"train.algorithm.estimator": "gae"}, r"train\.algorithm\.estimator: must be one of grpo, rloo"),
+        (
+            {"train.algorithm.estimator": "gae"},
+            r"train\.algorithm\.estimator: must be one of grpo, rloo",
+        ),
         ({"train.algorithm.dual_clip": 1.0}, r"train\.algorithm\.dual_clip: .*greater than 1"),
         ({"train.algorithm.gamma": 0}, r"train\.algorithm\.gamma"),
         ({"train.algorithm.clip": 0.2}, r"train\.algorithm\.clip: no such field"),
