@@ -16,7 +16,7 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
     [
         (
             {"train.algorithm.estimator": "gae"},
-            r"train\.algorithm\.estimator: must be one of grpo, rloo",
+            r"estimator: must be one of grpo, rloo",
         ),
         ({"train.algorithm.dual_clip": 1.0}, r"train\.algorithm\.dual_clip: .*greater than 1"),
         ({"train.algorithm.gamma": 0}, r"train\.algorithm\.gamma"),
