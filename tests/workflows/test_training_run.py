@@ -244,7 +244,7 @@ async def test_a_run_pauses_after_its_step_and_goes_on(working: Working):
         trained = len(world.ledger)
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await handle.execute_update("pause", result_type=RunStatus)
-        assert "RESUME_ASKED" in str(refused.value.cause)
+        assert "cannot pause now; what can be asked: resume, stop" in str(refused.value.cause)
         assert len(world.ledger) == trained
         await handle.execute_update("resume", result_type=RunStatus)
         done = await handle.result()
