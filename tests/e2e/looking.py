@@ -39,8 +39,11 @@ async def start(client: Client, **fields: Any) -> Handle:
     )
 
 
-async def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait for a condition, sync or async, to be true; its value."""
+async def until(
+    condition: Callable[[], Any], seconds: float, what: str, *, every: float = 0.1
+) -> Any:
+    """Wait for a condition, sync or async, to be true; its value. It is looked at ``every`` so many
+    seconds: a look that asks a workflow costs server and worker some 10 ms of two cores."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()
@@ -48,7 +51,7 @@ async def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
             value = await value
         if value:
             return value
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(every)
     raise AssertionError(f"{what}: not within {seconds:.0f} s")
 
 
@@ -60,7 +63,7 @@ async def finish(handle: Handle, seconds: float = 420) -> RunStatus:
         assert seen is None or seen.state not in (RunState.BLOCKED, RunState.FAILED), seen.doing
         return seen if seen is not None and seen.state is RunState.DONE else None
 
-    await until(over, seconds, f"the end of {handle.id}")
+    await until(over, seconds, f"the end of {handle.id}", every=1.0)
     return await handle.result()
 
 
