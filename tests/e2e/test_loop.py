@@ -126,6 +126,7 @@ async def plan_groups(client: Client, run: str) -> list[EngineGroupSpec]:
     return groups
 
 
+@pytest.mark.slow
 async def test_restarted_engines_let_go_by_a_proved_stop(stack: Stack, client: Client):
     """Offload kind ``restart``: on a CPU the only release that is real."""
     overrides = {
