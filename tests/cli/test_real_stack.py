@@ -11,7 +11,7 @@ import pytest
 from relax_infer.cli._home import read_stack
 from tests.cli.conftest import Command, Watching
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ async def until(
     raise AssertionError(f"{what}: not within {seconds:.0f} s")
 
 
-async def finish(handle: Handle, seconds: float = 420) -> RunStatus:
+async def finish(handle: Handle, seconds: float = 1200) -> RunStatus:
     """The run's end; at once an error when it waits for a person or fails."""
 
     async def over() -> RunStatus | None:

@@ -15,7 +15,7 @@ from workers.local import Stack
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
@@ -39,7 +39,7 @@ async def test_a_killed_worker_costs_only_what_was_in_flight(
     handle = await start(client, steps=3, overrides=OVERRIDES)
     files = RunFiles(stack.home, handle.id)
 
-    await until(lambda: half_done(files, 1, "generated"), 400, "half of step 1's groups")
+    await until(lambda: half_done(files, 1, "generated"), 1000, "half of step 1's groups")
     generated_before = kill_worker(stack, files, 1, "generated")
     await until(lambda: half_done(files, 2, "judged"), 200, "half of step 2's verdicts")
     judged_before = kill_worker(stack, files, 2, "judged")

@@ -14,7 +14,7 @@ from workers.local import Stack
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(3600),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
@@ -29,7 +29,7 @@ PLACEBO = {"reward.source": "random", "distillation": None}
 async def accuracies(stack: Stack, client: Client, overrides: dict[str, Any]) -> list[float]:
     """At step 0 and at step 40."""
     handle = await start(client, steps=40, overrides={"evaluation.every": 40, **overrides})
-    await finish(handle, seconds=1500)
+    await finish(handle, seconds=3000)
     files = RunFiles(stack.home, handle.id)
     evaluations = [files.record(step).result.evaluation for step in (0, 40)]
     return [evaluation.accuracy for evaluation in evaluations if evaluation is not None]

@@ -20,7 +20,7 @@ from workers.local import Stack
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
@@ -75,7 +75,7 @@ async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
     plan = {"evaluation.every": 0, "distillation": None, "rollout.prompts_per_step": 8}
     handle = await start(client, steps=6, steps_per_history=1, overrides=plan)
     run = handle.id
-    await until(lambda: at_step(handle, 1), 400, "the first step")
+    await until(lambda: at_step(handle, 1), 1000, "the first step")
     ids = [f"{run}.{name}" for name in ("lease", "rollout", "genrm", "rollout.policy")]
     before = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
     groups = await plan_groups(client, run)

@@ -20,7 +20,7 @@ from workers.local import Stack
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(3600),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
@@ -40,7 +40,7 @@ async def wide() -> AsyncIterator[tuple[Stack, Client]]:
 
 async def finished(client: Client, steps: int, overrides: dict[str, Any]) -> Handle:
     handle = await start(client, steps=steps, overrides={"evaluation.every": 0, **overrides})
-    done = await finish(handle, seconds=1500)
+    done = await finish(handle, seconds=3000)
     assert done.state is RunState.DONE
     return handle
 

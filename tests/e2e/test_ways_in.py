@@ -17,7 +17,7 @@ from workers.local import Stack
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 DOCS = Path(__file__).parents[2] / "docs"

@@ -27,7 +27,7 @@ from tests.engines.checkpoints import group_spec, make_checkpoint
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -36,7 +36,7 @@ __all__ = ["ray_cluster"]
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

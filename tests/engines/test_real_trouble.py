@@ -23,7 +23,7 @@ from tests.engines.test_real_engine import engine, generate, running, scheduler_
 __all__ = ["engine"]
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -19,7 +19,7 @@ from tests.transfer.tables import scored_table
 
 __all__ = ["ray_address"]
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
