@@ -15,8 +15,7 @@ of its health timeout if that is less."""
 class Pulse:
     """How long an engine has said nothing. One per replica; it begins anew with each READY."""
 
-    def __init__(self, health_timeout: float) -> None:
-        self._ask_after = min(ASK_AFTER, health_timeout / 2)
+    def __init__(self) -> None:
         self._sign = time.monotonic()
         self._asked: float | None = None
         """When it was first asked after its last sign."""
@@ -26,13 +25,16 @@ class Pulse:
         """The engine has just shown that it computes."""
         self._heard(time.monotonic())
 
-    async def silence(self, engine: EngineProcess) -> float:
+    async def silence(self, engine: EngineProcess, health_timeout: float) -> float:
         """Seconds since it last gave a sign; at most ``ASK_AFTER`` as long as it may still answer.
+
+        ``health_timeout``: seconds of silence after which it will be given up.
 
         A busy scheduler gives signs by itself; one that is idle says nothing until it is asked, for
         a short prefill whose answer this does not wait for. So the time in which nobody looked
         never counts against it.
         """
+        ask_after = min(ASK_AFTER, health_timeout / 2)
         try:
             quiet = (await engine.control.status())["silent_for"]
         except (UnconfirmedError, PermanentError):
@@ -42,14 +44,14 @@ class Pulse:
             self._heard(time.monotonic() - quiet)
         now = time.monotonic()
         silent = now - self._sign
-        if answers and silent <= self._ask_after:
+        if answers and silent <= ask_after:
             return silent
         if self._asked is None:
             self._asked = now
         if answers and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._ask(engine))
-        patient = now - self._asked <= self._ask_after
-        return min(silent, self._ask_after) if patient else silent
+        patient = now - self._asked <= ask_after
+        return min(silent, ask_after) if patient else silent
 
     def _heard(self, at: float) -> None:
         if at > self._sign:

@@ -59,7 +59,7 @@ class EngineReplica:
         self.nodes = ReplicaNodes(head, followers)
         self.resident = Resident(self.engine_id, self.files)
         self.error: str | None = None
-        self.pulse = Pulse(spec.health_timeout)
+        self.pulse = Pulse()
         self.reports = ReplicaReports(self)
         self.state = ReplicaState.DEAD
         if head.process is not None:

@@ -73,8 +73,9 @@ class ReplicaReports:
     async def _lost(self, engine: EngineProcess) -> str | None:
         if lost := await self._replica.nodes.lost():
             return lost
-        silent = await self._replica.pulse.silence(engine)
-        if silent > self._replica.spec.health_timeout:
+        patience = self._replica.spec.health_timeout
+        silent = await self._replica.pulse.silence(engine, patience)
+        if silent > patience:
             return f"it has given no sign of life for {silent:.0f} s"
         return None
 

@@ -41,15 +41,15 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return made
 
 
-async def look(beat: Pulse, engine: Any, after: float) -> float:
+async def look(beat: Pulse, engine: Any, after: float, timeout: float = 60.0) -> float:
     engine.now += after
-    silent = await beat.silence(engine)
+    silent = await beat.silence(engine, timeout)
     await asyncio.sleep(0)  # the question, if there is one, is put
     return silent
 
 
 async def test_time_in_which_nobody_looked_does_not_count(engine: Engine):
-    beat = Pulse(60.0)
+    beat = Pulse()
     assert await look(beat, engine, 3600) <= ASK_AFTER
     assert engine.asked == 1
     assert await look(beat, engine, 1) == 1
@@ -59,7 +59,7 @@ async def test_time_in_which_nobody_looked_does_not_count(engine: Engine):
 
 async def test_one_that_does_not_answer_when_asked_is_silent(engine: Engine):
     engine.hangs = True
-    beat = Pulse(60.0)
+    beat = Pulse()
     assert await look(beat, engine, 5) == 5
     assert engine.asked == 0
     assert await look(beat, engine, 15) == ASK_AFTER
@@ -69,7 +69,7 @@ async def test_one_that_does_not_answer_when_asked_is_silent(engine: Engine):
 
 async def test_one_whose_socket_is_deaf_is_silent_only_after_a_second_look(engine: Engine):
     engine.deaf = True
-    beat = Pulse(60.0)
+    beat = Pulse()
     assert await look(beat, engine, 100) == ASK_AFTER
     assert await look(beat, engine, ASK_AFTER + 1) == 111
     engine.deaf = False
@@ -79,7 +79,7 @@ async def test_one_whose_socket_is_deaf_is_silent_only_after_a_second_look(engin
 
 async def test_a_late_answer_ends_the_silence(engine: Engine):
     engine.hangs = True
-    beat = Pulse(60.0)
+    beat = Pulse()
     await look(beat, engine, 50)
     engine.hangs = False
     engine.last_sign = engine.now + 1
@@ -90,7 +90,7 @@ async def test_a_late_answer_ends_the_silence(engine: Engine):
 
 
 async def test_a_short_health_timeout_leaves_time_to_ask_and_to_answer(engine: Engine):
-    beat = Pulse(4.0)
-    assert await look(beat, engine, 100) == 2
+    beat = Pulse()
+    assert await look(beat, engine, 100, timeout=4.0) == 2
     assert engine.asked == 1
-    assert await look(beat, engine, 1) == 1
+    assert await look(beat, engine, 1, timeout=4.0) == 1
