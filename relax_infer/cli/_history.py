@@ -80,7 +80,7 @@ def _read_one(told: Told, scheduled: dict[int, Done], event: Any, at: float) -> 
             _enter(told, fields.indexed_fields, at)
         case _E.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
             what = event.activity_task_scheduled_event_attributes
-            summary = _value(event.user_metadata.summary) or what.activity_type.name
+            summary = payload_value(event.user_metadata.summary) or what.activity_type.name
             scheduled[event.event_id] = Done(what.activity_type.name, str(summary), at)
             told.activities.append(scheduled[event.event_id])
         case _E.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
@@ -103,13 +103,13 @@ def _read_one(told: Told, scheduled: dict[int, Done], event: Any, at: float) -> 
             _end_child(scheduled, ended, at, "failed", innermost(ended.failure))
         case _E.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED:
             signal = event.signal_external_workflow_execution_initiated_event_attributes
-            ask = _value(*signal.input.payloads)
+            ask = payload_value(*signal.input.payloads)
             if signal.signal_name == "ask" and isinstance(ask, dict):
                 whom = signal.workflow_execution.workflow_id
                 told.asked[str(ask.get("operation_id"))] = (whom, str(ask.get("method")), at)
         case _E.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
             signal = event.workflow_execution_signaled_event_attributes
-            answer = _value(*signal.input.payloads)
+            answer = payload_value(*signal.input.payloads)
             if signal.signal_name == "answer" and isinstance(answer, dict):
                 told.asked.pop(str(answer.get("operation_id")), None)
         case _:
@@ -134,7 +134,7 @@ def _read_ending(told: Told, event: Any, at: float) -> None:
 
 
 def _enter(told: Told, fields: Any, at: float) -> None:
-    state = _value(fields[_STATE]) if _STATE in fields else None
+    state = payload_value(fields[_STATE]) if _STATE in fields else None
     if state in set(StepPhase) and (not told.entered or told.entered[-1][0] != state):
         told.entered.append((StepPhase(str(state)), at))
 
@@ -160,8 +160,9 @@ def innermost(failure: Any) -> str:
     return str(failure.message)
 
 
-def _value(*payloads: Any) -> object:
-    """What a payload holds; None for none, several, or one that cannot be read here."""
+def payload_value(*payloads: Any) -> object:
+    """What a payload holds; None for none, several, or one that cannot be read here (encrypted, or
+    of other makers)."""
     if len(payloads) != 1 or not payloads[0].data:
         return None
     values: Sequence[object]

@@ -6,7 +6,8 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.client import WorkflowExecutionDescription
-from temporalio.converter import PayloadConverter
+
+from relax_infer.cli._history import payload_value
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,8 @@ def _activity(raw: Any) -> Activity:
 
 def _told(payloads: Any) -> str | None:
     """Our activities tell one text; what others tell is not for people."""
-    try:
-        values = PayloadConverter.default.from_payloads(payloads)
-    except Exception:  # an encrypted or foreign payload says nothing here
-        return None
-    return values[0] if len(values) == 1 and isinstance(values[0], str) else None
+    told = payload_value(*payloads)
+    return told if isinstance(told, str) else None
 
 
 def _time(stamp: Timestamp) -> datetime:
