@@ -177,6 +177,14 @@ def _grant_unchecked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseBook, "_need_free_for", lambda self, role: None)
 
 
+def _asleep_unless_committing(self: LeaseBook, what: str, beside: str) -> None:
+    if "commit" not in what:
+        _NEED_ASLEEP(self, what, beside)
+
+
+_NEED_ASLEEP = LeaseBook._need_asleep
+
+
 def _forgetting(field: str, value: Any) -> Mutate:
     restore = LeaseBook.restore.__func__
 
@@ -206,7 +214,7 @@ _COMMIT = LeaseBook.commit_batch
 
 LEASE_GUARDS: dict[str, Mutate] = {
     "grant-while-another-holds": _grant_unchecked,
-    "commit-while-a-role-holds": ignored(LeaseBook, "_need_all_asleep"),
+    "commit-while-a-role-holds": replaced(LeaseBook, "_need_asleep", _asleep_unless_committing),
     "fence-counter-does-not-grow": replaced(LeaseBook, "grant", _same_counter),
     "begin-unchecked": ignored(LeaseBook, "_check_begin_batch"),
     "activate-unchecked": ignored(LeaseBook, "_check_activate"),
