@@ -24,7 +24,8 @@ from relax_infer.placement import (
 )
 from relax_infer.placement.device import cluster_device
 from relax_infer.placement.sharing import roles_apart
-from relax_infer.samples import StagingStore
+from relax_infer.samples import StagingStore, load_task
+from relax_infer.samples.prompt_file import file_sha256
 from relax_infer.scoring import require_usable
 from relax_infer.tiny.models import ensure_models
 from relax_infer.training import weights_digest
@@ -45,6 +46,7 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     placed = plan_inference_placement(recipe)
     require_runnable(recipe)
     require_usable(recipe.reward.source)
+    recipe = _with_its_data(recipe)
     home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
@@ -52,6 +54,22 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
     return _plan(run, recipe, placed, _models(recipe, home / "models"))
+
+
+def _with_its_data(recipe: Recipe) -> Recipe:
+    """The task can be made, and a file of prompts is this file to the end of the run.
+
+    Raises:
+        PermanentError: it cannot; names the field, and for a file the line.
+    """
+    data = recipe.data
+    if data.source == "tiny.sort4":
+        return recipe
+    if data.path is not None and data.sha256 is None:
+        data = data.model_copy(update={"sha256": file_sha256(data.path)})
+        recipe = recipe.model_copy(update={"data": data})
+    load_task(recipe)
+    return recipe
 
 
 def _claim(store: StagingStore, request: ResolveRequest) -> None:

@@ -1,10 +1,11 @@
 """The recipe: everything that a run is, typed. Importable without torch, Ray or Temporal."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from relax_infer.config.data import Data
 from relax_infer.config.placed import (
     Cluster,
     Critic,
@@ -24,32 +25,10 @@ REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "random", "none")
 """Rewards that need no import."""
 
 
-def _known_source(source: str) -> str:
-    if source != "tiny.sort4" and not re.fullmatch(r"reasoning_gym\.[a-z0-9_]+", source):
-        raise ValueError("must be tiny.sort4 or reasoning_gym.<dataset>")
-    return source
-
-
 def _known_reward(source: str) -> str:
     if source not in REWARDS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
         raise ValueError(f"must be {', '.join(REWARDS)} or package.module:name of an adapter")
     return source
-
-
-class Data(Section):
-    """Where prompts come from."""
-
-    source: Annotated[str, AfterValidator(_known_source)] = "tiny.sort4"
-    """Task: prompts, right answers and a checker. `tiny.sort4`, or `reasoning_gym.<dataset>`."""
-    held_out: Annotated[int, Field(ge=1, le=512)] = 512
-    """Problems that are never trained on and serve evaluation."""
-    config: dict[str, Any] = Field(default_factory=dict)
-    """reasoning-gym: the dataset's own settings, its size among them."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """reasoning-gym: of the dataset's problems. Which of them a step draws is the run's seed."""
-    system_prompt: str | None = None
-    """reasoning-gym: what the policy is told before each question. Empty: to end with the answer
-    between answer tags, which the datasets' scorers look for; '' tells it nothing."""
 
 
 class Sampling(Section):
@@ -425,16 +404,24 @@ class Recipe(Section):
                 f"reward.source is reasoning_gym but data.source is {self.data.source}: its scorers"
                 " know only their own problems; set data.source to reasoning_gym.<dataset>"
             )
-        if gym and self.rollout.model.startswith("tiny:"):
+        tiny = self.data.source == "tiny.sort4"
+        if not tiny and self.rollout.model.startswith("tiny:"):
             raise ValueError(
                 f"data.source is {self.data.source} but rollout.model is {self.rollout.model}: the"
                 " tiny models know 22 characters and no words; name a folder with a policy and its"
                 " tokenizer"
             )
-        if not gym and (self.data.config or self.data.system_prompt is not None):
+        if self.data.config and not gym:
             raise ValueError(
-                "data.config and data.system_prompt are for reasoning_gym.<dataset>, data.source is"
-                f" {self.data.source}: remove them"
+                "data.config is for reasoning_gym.<dataset>, data.source is"
+                f" {self.data.source}: remove it"
+            )
+        if self.data.system_prompt is not None and tiny:
+            raise ValueError("data.system_prompt is not for data.source tiny.sort4: remove it")
+        if self.reward.source in ("exact", "math_verify") and not self.data.answer_field:
+            raise ValueError(
+                f"reward.source is {self.reward.source} but data.answer_field is empty: name the"
+                " field with the right answers"
             )
         total = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
         if total > self.staging.max_samples:

@@ -8,13 +8,12 @@ index and are kept apart by the text of the question.
 import json
 import random
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from relax_infer.config.recipe import Data
+from relax_infer.config.data import Data
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.samples.grading import grader
+from relax_infer.samples.policy_text import PolicyText, asked
 from relax_infer.samples.tasks import Problem, Unscored
 
 SYSTEM_PROMPT = (
@@ -44,19 +43,18 @@ class ReasoningGymTask:
         self._name = dataset
         self._config: dict[str, Any] = {"size": INDICES, **data.config, "seed": data.seed}
         self._system = SYSTEM_PROMPT if data.system_prompt is None else data.system_prompt
-        self._tokenizer = _tokenizer(policy)
-        self._vocab_size = _vocab_size(policy)
+        self._text = PolicyText(policy)
         self._dataset = _dataset(dataset, self._config)
         self._held, self._first = self._set_apart(data.held_out)
         self._secret = {problem.prompt for problem in self._held}
 
     @property
     def eos_id(self) -> int:
-        return int(self._tokenizer.eos_token_id)
+        return self._text.eos_id
 
     @property
     def vocab_size(self) -> int:
-        return self._vocab_size
+        return self._text.vocab_size
 
     def prompts(self, seed: int, step: int, n: int) -> list[Problem]:
         draw = random.Random(f"{self._name}/{seed}/{step}")
@@ -102,7 +100,7 @@ class ReasoningGymTask:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._text.decode(ids)
 
     def _set_apart(self, n: int) -> tuple[list[Problem], int]:
         """The first ``n`` different questions, and the first index after them."""
@@ -133,21 +131,10 @@ class ReasoningGymTask:
         question = str(entry["question"])
         return Problem(
             prompt=question,
-            prompt_ids=tuple(self._encode(question)),
+            prompt_ids=tuple(self._text.encode(asked(question, self._system))),
             answer=str(entry["answer"]),
             metadata=json.dumps({"dataset": self._name, "index": index}),
         )
-
-    def _encode(self, question: str) -> list[int]:
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template is None:
-            text = f"{self._system}\n\n{question}\n\n" if self._system else f"{question}\n\n"
-            return list(tokenizer.encode(text))
-        messages = [{"role": "user", "content": question}]
-        if self._system:
-            messages.insert(0, {"role": "system", "content": self._system})
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _dataset(name: str, config: dict[str, Any]) -> Any:
@@ -167,25 +154,3 @@ def _dataset(name: str, config: dict[str, Any]) -> Any:
         return create_dataset(name, **config)
     except (TypeError, ValueError, AssertionError) as error:
         raise PermanentError(f"data.config: {name} refuses {config}: {error}") from error
-
-
-@lru_cache(maxsize=8)
-def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise PermanentError(
-            f"rollout.model: {folder} has no tokenizer to make prompts with: {error}",
-            cure="Name a folder that holds the policy and its tokenizer.",
-        ) from error
-
-
-def _vocab_size(folder: str) -> int:
-    """Of the model, which may be larger than its tokenizer's."""
-    try:
-        config = json.loads((Path(folder) / "config.json").read_text())
-        return int(config.get("text_config", config)["vocab_size"])
-    except (OSError, ValueError, KeyError) as error:
-        raise PermanentError(f"rollout.model: {folder}/config.json says no vocab_size") from error

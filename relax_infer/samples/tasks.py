@@ -41,7 +41,7 @@ class Task(Protocol):
         ...
 
     def prompts(self, seed: int, step: int, n: int) -> list[Problem]:
-        """The ``n`` training problems of a step, drawn with replacement."""
+        """The ``n`` training problems of a step. Steps count from 1."""
         ...
 
     def held_out(self, n: int) -> list[Problem]:
@@ -87,6 +87,10 @@ def load_task(recipe: Recipe) -> Task:
         from relax_infer.samples.gym_task import ReasoningGymTask
 
         return ReasoningGymTask(dataset, recipe.data, recipe.rollout.model)
+    if source == "file":
+        from relax_infer.samples.file_task import FileTask
+
+        return FileTask(recipe.data, recipe.rollout.model)
     from relax_infer.tiny.task import Sort4Task
 
     return Sort4Task(recipe.data.held_out)

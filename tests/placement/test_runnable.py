@@ -1,16 +1,19 @@
 """What is planned but not run yet is refused where a recipe is resolved for a run."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from activities import recipes
+from activities._run_files import recipe_of, task_of
 from activities.recipes import resolve_recipe
 from relax_infer.config import RecipeError, load_recipe, require_runnable, shipped_recipes
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.run import ResolveRequest, RunInput
 from relax_infer.placement import plan_inference_placement
+from tests.samples.byte_policy import byte_policy
 
 
 def request(recipe: str, **overrides: Any) -> ResolveRequest:
@@ -91,3 +94,29 @@ async def test_a_run_reserves_the_computed_share(
         )
     )
     assert [group.ray_gpu_fraction for group in plan.groups] == [0.1]
+
+
+async def test_a_file_of_prompts_is_the_same_to_the_end_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is when the run begins is written down; a faulty one is refused before that."""
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    path = tmp_path / "prompts.jsonl"
+    own = {
+        "rollout__model": byte_policy(tmp_path / "policy"),
+        "data__source": "file",
+        "data__path": str(path),
+        "data__held_out": 1,
+        "reward__source": "exact",
+        "distillation": None,
+        "cluster__device": "cpu",
+    }
+    path.write_text('{"prompt": "1", "answer": "2"}\n{"prompt": "2"}\n')
+    with pytest.raises(PermanentError, match="line 2 has no field answer"):
+        await resolve_recipe(request("quickstart", **own))
+    assert not (tmp_path / "home" / "store").exists()
+    path.write_text('{"prompt": "1", "answer": "2"}\n{"prompt": "2", "answer": "3"}\n')
+    plan = await resolve_recipe(request("quickstart", **own))
+    assert recipe_of(plan.run).data.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert [p.answer for p in task_of(plan.run).prompts(0, 1, 1)] in (["2"], ["3"])

@@ -88,7 +88,7 @@ def test_a_policy_with_a_chat_template_is_asked_in_it(tmp_path: Path):
 
 
 def said(task: ReasoningGymTask, text: str) -> list[int]:
-    return [*task._tokenizer.encode(text), task.eos_id]
+    return [*task._text.encode_plain(text), task.eos_id]
 
 
 def test_the_datasets_own_scorer_grades(policy: str):
@@ -137,10 +137,10 @@ def test_what_cannot_be_made_is_refused_with_its_field(
     [
         ({"data.source": "tiny.sort4"}, "reward.source is reasoning_gym but data.source"),
         ({"rollout.model": "tiny:policy"}, "rollout.model is tiny:policy"),
-        ({"data.source": "gsm8k"}, r"data\.source: must be tiny\.sort4 or reasoning_gym"),
+        ({"data.source": "gsm8k"}, r"data\.source: must be tiny\.sort4, file or reasoning_gym"),
         (
             {"data.source": "tiny.sort4", "reward.source": "exact", "data.config": {"size": 3}},
-            "data.config and data.system_prompt are for reasoning_gym",
+            "data.config is for reasoning_gym",
         ),
         ({"reward.source": "dapo"}, r"reward\.source: must be genrm, exact"),
     ],

@@ -1,0 +1,75 @@
+"""The recipe's data section: where prompts and right answers come from."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, model_validator
+
+from relax_infer.config.placed import Positive, Section
+
+
+def _known_source(source: str) -> str:
+    own = source in ("tiny.sort4", "file")
+    if not own and not re.fullmatch(r"reasoning_gym\.[a-z0-9_]+", source):
+        raise ValueError("must be tiny.sort4, file or reasoning_gym.<dataset>")
+    return source
+
+
+class Data(Section):
+    """Where prompts come from."""
+
+    source: Annotated[str, AfterValidator(_known_source)] = "tiny.sort4"
+    """Task: prompts, right answers and a checker. `tiny.sort4`, `reasoning_gym.<dataset>`, or
+    `file`: one of your own."""
+    held_out: Annotated[int, Field(ge=1)] = 512
+    """Problems that are never trained on and serve evaluation; tiny.sort4 has 512 at most."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """reasoning-gym: the dataset's own settings, its size among them."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """reasoning-gym: of the dataset's problems. file: of the choice of those held out. Which of
+    the others a step draws is the run's seed."""
+    system_prompt: str | None = None
+    """What the policy is told before each question; '' tells it nothing. Empty: with a file
+    nothing, with reasoning-gym to end with the answer between answer tags, which the datasets'
+    scorers look for."""
+    path: str | None = None
+    """file: JSON lines (.jsonl) or Parquet (.parquet), one prompt a row, by its path or fsspec URL
+    as the workers see it."""
+    sha256: str | None = None
+    """file: of its content. Empty: of the file as it is when the run begins. A worker that finds
+    another file stops the run."""
+    prompt_field: str = "prompt"
+    """file: the row's prompt: text, or a list of messages with role and content. A dot goes into
+    an object: `extra.question`."""
+    answer_field: str = "answer"
+    """file: the row's right answer, text or a number. '': rows have none."""
+    answer_pattern: str | None = None
+    """file, reward exact: where a response says its answer, a regular expression with a group
+    `(?P<answer>...)`; its last match counts. Empty: the whole response is the answer."""
+    chat: bool = True
+    """file: a prompt that is text becomes a user's message in the policy's chat template; false:
+    it goes to the policy as it is."""
+    shuffle: bool = True
+    """file: each pass over the rows in another order; false: in the file's."""
+    max_prompt_tokens: Positive | None = None
+    """file: rows with longer prompts are left out. Empty: none is."""
+
+    @model_validator(mode="after")
+    def _source_can_be_had(self) -> "Data":
+        if self.source == "tiny.sort4" and self.held_out > 512:
+            raise ValueError(f"held_out is {self.held_out}: tiny.sort4 has 512")
+        if (self.source == "file") != (self.path is not None):
+            raise ValueError(
+                "data.path and source file belong together: give both, or neither"
+                f" (source is {self.source}, path is {self.path})"
+            )
+        if self.answer_pattern is not None:
+            try:
+                groups = re.compile(self.answer_pattern).groupindex
+            except re.error as error:
+                raise ValueError(f"answer_pattern is no regular expression: {error}") from None
+            if "answer" not in groups:
+                raise ValueError("answer_pattern has no group (?P<answer>...)")
+        if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise ValueError("sha256 is not 64 hexadecimal digits")
+        return self
