@@ -71,6 +71,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "config schema": (
         ("relax-infer config schema > recipe.schema.json", "for an editor that completes YAML"),
     ),
+    "config convert": (
+        ("relax-infer config convert run.sh > mine.yaml", "a recipe from a launch script"),
+        (
+            "relax-infer config convert -- --rollout-batch-size 16 --n-samples-per-prompt 8",
+            "from its flags",
+        ),
+    ),
     "doctor": (
         ("relax-infer doctor", "what this machine has and what is missing"),
         ("relax-infer doctor --json", "for a program"),

@@ -34,9 +34,7 @@ def check(recipe: str, assignments: list[str], steps: int | None = None) -> Chec
     overrides = parse_overrides(assignments)
     read = load(recipe, overrides)
     overrides |= {
-        key: str(Path(model).resolve())
-        for key, model in _models(read)
-        if _is_relative_folder(model)
+        key: str(Path(model).resolve()) for key, model in _paths(read) if _is_relative(model)
     }
     try:
         plan = plan_inference_placement(read)
@@ -113,8 +111,10 @@ def _portable(recipe: str) -> str | dict[str, Any]:
     return yaml.safe_load(Path(recipe).read_text())
 
 
-def _models(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Dotted key and value of every model."""
+def _paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Dotted key and value of every model, and of the file of prompts."""
+    if recipe.data.path is not None:
+        yield "data.path", recipe.data.path
     for role in _MODELS:
         section = getattr(recipe, role)
         if section is not None:
@@ -123,6 +123,6 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, str]]:
                 yield f"{role}.extra_models.{number}.model", extra.model
 
 
-def _is_relative_folder(model: str) -> bool:
-    path = Path(model)
-    return not path.is_absolute() and path.is_dir()
+def _is_relative(named: str) -> bool:
+    path = Path(named)
+    return not path.is_absolute() and path.exists()

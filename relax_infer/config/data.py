@@ -49,6 +49,9 @@ class Data(Section):
     chat: bool = True
     """file: a prompt that is text becomes a user's message in the policy's chat template; false:
     it goes to the policy as it is."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """file and reasoning-gym: switches of the policy's chat template, for instance
+    `enable_thinking: false`."""
     shuffle: bool = True
     """file: each pass over the rows in another order; false: in the file's."""
     max_prompt_tokens: Positive | None = None

@@ -1,7 +1,7 @@
 """The recipe: everything that a run is, typed. Importable without torch, Ray or Temporal."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -104,6 +104,17 @@ class Verdict(Section):
         return self
 
 
+class JudgeSampling(Section):
+    """How a judge samples."""
+
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """0: its likeliest words. Above, a sample that is judged again may get another score."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus."""
+    top_k: Positive | None = None
+    """Likeliest tokens that are sampled from; empty: all."""
+
+
 class GenRM(Section):
     """A generative reward model that judges the samples."""
 
@@ -113,6 +124,7 @@ class GenRM(Section):
     """Name in the role's registry."""
     max_new_tokens: Positive = 2
     """Tokens of a verdict."""
+    sampling: JudgeSampling = JudgeSampling()
     prompt: str | None = None
     """What a judge is shown, with `{prompt}`, `{response}` and `{answer}` in their places. Empty:
     the task's own prompt and verdicts."""
@@ -120,6 +132,8 @@ class GenRM(Section):
     """System message before the prompt."""
     chat: bool = True
     """The prompt is a user's message in the judge's own chat template; false: plain text."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Switches of that template, for instance `enable_thinking: false`."""
     verdict: Verdict | None = None
     """How answers to the prompt are read."""
     retries: Annotated[int, Field(ge=0)] = 2

@@ -31,7 +31,7 @@ class FileTask:
 
     def __init__(self, data: Data, policy: str) -> None:
         self._data = data
-        self._text = PolicyText(policy)
+        self._text = PolicyText(policy, data.chat_template_kwargs)
         self._file = read_prompt_file(data)
         self._answer = re.compile(data.answer_pattern) if data.answer_pattern else None
         self.left_out = 0

@@ -43,7 +43,7 @@ class ReasoningGymTask:
         self._name = dataset
         self._config: dict[str, Any] = {"size": INDICES, **data.config, "seed": data.seed}
         self._system = SYSTEM_PROMPT if data.system_prompt is None else data.system_prompt
-        self._text = PolicyText(policy)
+        self._text = PolicyText(policy, data.chat_template_kwargs)
         self._dataset = _dataset(dataset, self._config)
         self._held, self._first = self._set_apart(data.held_out)
         self._secret = {problem.prompt for problem in self._held}

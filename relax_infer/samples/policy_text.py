@@ -1,7 +1,7 @@
 """Between text and the policy's token ids: its tokenizer, chat template and vocabulary."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ class PolicyText:
 
     Args:
         folder: Hugging Face folder with a tokenizer and a ``config.json``.
+        switches: given to its chat template besides the messages.
 
     Raises:
         PermanentError: it has no tokenizer, or its config no vocabulary size.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, switches: Mapping[str, Any] | None = None) -> None:
+        self._switches = dict(switches or {})
         self._tokenizer = _tokenizer(folder)
         self.vocab_size = _vocab_size(folder)
 
@@ -37,7 +39,9 @@ class PolicyText:
         if tokenizer.chat_template is None:
             text = "".join(f"{message['content']}\n\n" for message in messages)
             return list(tokenizer.encode(text))
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **self._switches
+        )
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     def encode_plain(self, text: str) -> list[int]:

@@ -57,7 +57,7 @@ async def score_with_genrm(
     gateway_url: str,
     judges: Mapping[str, str] | None = None,
 ) -> PhaseResult:
-    """One verdict of each judge per sample, greedy, through the gateway.
+    """One verdict of each judge per sample, through the gateway.
 
     A response that hit its token limit takes ``reward.unfinished`` by the task's rule and is not
     asked about. A verdict that cannot be read is no score: its reward is null, with the judge's
@@ -78,7 +78,10 @@ async def score_with_genrm(
     models = (genrm.model_id, *(model.model_id for model in genrm.extra_models))
     prompts = _prompts(genrm, models, judges or {})
     url = f"{gateway_url.rstrip('/')}/genrm/generate"
-    sampling = {"temperature": 0, "max_new_tokens": genrm.max_new_tokens}
+    sampling = {
+        **genrm.sampling.model_dump(exclude_none=True),
+        "max_new_tokens": genrm.max_new_tokens,
+    }
 
     async def ask(asker: Asker, sample: Sample, model: str, shown: list[int]) -> Score:
         name = f"genrm:{model}"

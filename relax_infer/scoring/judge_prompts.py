@@ -43,7 +43,10 @@ class JudgePrompts:
         if self._genrm.system:
             messages.insert(0, {"role": "system", "content": self._genrm.system})
         rendered = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages,
+            tokenize=False,
+            add_generation_prompt=True,
+            **self._genrm.chat_template_kwargs,
         )
         return list(self._tokenizer.encode(rendered, add_special_tokens=False))
 

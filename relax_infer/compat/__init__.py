@@ -1,0 +1,1 @@
+"""For those who come from elsewhere: the reference's names and flags."""
