@@ -11,6 +11,7 @@ from activities._progress import teller
 from activities._run_files import store_of
 from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
+from relax_infer.config.recipe import GenRM, Teacher
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
@@ -53,7 +54,8 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     _claim(store, request)
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
-    return _plan(run, recipe, placed, _models(recipe, home / "models"))
+    models = {model for _, _, model, _ in _served(recipe)}
+    return _plan(run, recipe, placed, _folders(models, home / "models", recipe.seed))
 
 
 def _with_its_data(recipe: Recipe) -> Recipe:
@@ -90,19 +92,30 @@ def _claim(store: StagingStore, request: ResolveRequest) -> None:
     store.write_json(OWNER, {"execution": request.execution})
 
 
-def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:
-    """Folder of each role's model; the tiny ones are made if they are not there yet."""
-    wanted: dict[str, str] = {"policy": recipe.rollout.model}
-    if recipe.judged and recipe.genrm:
-        wanted["genrm"] = recipe.genrm.model
-    if recipe.distilled and recipe.teacher:
-        wanted["teacher"] = recipe.teacher.model
-    tiny = [model.partition(":")[2] for model in wanted.values() if model.startswith("tiny:")]
+def _served(recipe: Recipe) -> list[tuple[Role, str, str, Engine]]:
+    """Role, id, folder and engines of every model that takes part, the policy first."""
+    served: list[tuple[Role, str, str, Engine]] = [
+        ("rollout", "policy", recipe.rollout.model, recipe.rollout.engine)
+    ]
+    parts: list[tuple[Role, GenRM | Teacher | None]] = [
+        ("genrm", recipe.genrm if recipe.judged else None),
+        ("teacher", recipe.teacher if recipe.distilled else None),
+    ]
+    for role, section in parts:
+        if section is not None:
+            models = (section, *section.extra_models)
+            served.extend((role, m.model_id, m.model, m.engine) for m in models)
+    return served
+
+
+def _folders(models: set[str], folder: Path, seed: int) -> dict[str, Path]:
+    """Where each model is; the tiny ones are made if they are not there yet."""
+    tiny = sorted(m.partition(":")[2] for m in models if m.startswith("tiny:"))
     tell = teller()
     made = (
         ensure_models(
             folder,
-            seed=recipe.seed,
+            seed=seed,
             names=tiny,
             progress=lambda line: tell(f"trains the tiny models (once for this machine): {line}"),
         )
@@ -110,14 +123,11 @@ def _models(recipe: Recipe, folder: Path) -> dict[str, Path]:
         else {}
     )
     tell()
-    return {
-        role: made[model.partition(":")[2]] if model.startswith("tiny:") else Path(model)
-        for role, model in wanted.items()
-    }
+    return {m: made[m.partition(":")[2]] if m.startswith("tiny:") else Path(m) for m in models}
 
 
 def _plan(
-    run: RunRef, recipe: Recipe, placed: InferencePlacementPlan, models: dict[str, Path]
+    run: RunRef, recipe: Recipe, placed: InferencePlacementPlan, folders: dict[str, Path]
 ) -> RunPlan:
     device = cluster_device(recipe.cluster.device)
 
@@ -147,21 +157,17 @@ def _plan(
             store=run.store,
         )
 
-    groups = [group("rollout", "policy", models["policy"], recipe.rollout.engine)]
-    roles: list[LeaseRole] = ["rollout"]
-    if recipe.judged and recipe.genrm:
-        roles.append("genrm")
-        genrm = recipe.genrm
-        groups.append(group("genrm", genrm.model_id, models["genrm"], genrm.engine))
-    if recipe.distilled and recipe.teacher:
-        roles.append("teacher")
-        teacher = recipe.teacher
-        groups.append(group("teacher", teacher.model_id, models["teacher"], teacher.engine))
+    groups = [
+        group(role, model_id, folders[model], engine)
+        for role, model_id, model, engine in _served(recipe)
+    ]
+    roles: list[LeaseRole] = list(dict.fromkeys(each.role for each in groups))
+    policy = folders[recipe.rollout.model]
     train = recipe.train
     (trained,) = [t for t in placed.training if t.role == "trainer"]
     trainer = TrainerSpec(
         run=run,
-        model_path=str(models["policy"]),
+        model_path=str(policy),
         ranks=train.ranks,
         placement_group=trained.pool,
         bundles=(),
@@ -198,7 +204,6 @@ def _plan(
         packed=train.packed,
         micro_batch_tokens=train.micro_batch_tokens,
     )
-    initial = models["policy"]
     apart = {frozenset(pair) for pair in roles_apart(placed)}
     pairs: list[tuple[LeaseRole, LeaseRole]] = list(combinations((*roles, "trainer"), 2))
     return RunPlan(
@@ -209,7 +214,7 @@ def _plan(
         roles=(*roles, "trainer"),
         groups=tuple(groups),
         trainer=trainer,
-        initial_weights=WeightsRef(version=0, uri=str(initial), digest=weights_digest(initial)),
+        initial_weights=WeightsRef(version=0, uri=str(policy), digest=weights_digest(policy)),
         judged_by_genrm=recipe.judged,
         distilled=recipe.distilled,
         evaluation_every=recipe.evaluation.every,

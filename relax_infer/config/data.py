@@ -43,6 +43,9 @@ class Data(Section):
     an object: `extra.question`."""
     answer_field: str = "answer"
     """file: the row's right answer, text or a number. '': rows have none."""
+    teacher_field: str | None = None
+    """file: the row's Teacher, by its model_id, where there are several. Empty: the teacher
+    section's own teaches all."""
     answer_pattern: str | None = None
     """file, reward exact: where a response says its answer, a regular expression with a group
     `(?P<answer>...)`; its last match counts. Empty: the whole response is the answer."""

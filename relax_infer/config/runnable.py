@@ -7,7 +7,7 @@ from relax_infer.config.recipe import Recipe
 
 
 def require_runnable(recipe: Recipe) -> None:
-    """A run has one model per role.
+    """A run has one policy, which its trainer trains.
 
     Raises:
         RecipeError: names every field that goes beyond it.
@@ -41,9 +41,5 @@ def _beyond(recipe: Recipe) -> Iterator[str]:
         yield "rollout.external: runs start their own engines"
     if rollout.server_groups is not None:
         yield "rollout.server_groups: engines of runs are all regular"
-    for role in ("rollout", "genrm", "teacher"):
-        section = getattr(recipe, role)
-        if section is None:
-            continue
-        if section.extra_models:
-            yield f"{role}.extra_models: runs have one model per role"
+    if rollout.extra_models:
+        yield "rollout.extra_models: runs train one policy"

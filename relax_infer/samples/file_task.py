@@ -3,14 +3,14 @@
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from relax_infer.config.data import Data
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.samples.policy_text import Messages, PolicyText, asked
 from relax_infer.samples.prompt_file import read_prompt_file
-from relax_infer.samples.tasks import Problem
+from relax_infer.samples.tasks import TEACHER, Problem
 
 
 class FileTask:
@@ -23,16 +23,17 @@ class FileTask:
     Args:
         data: the recipe's section.
         policy: Hugging Face folder of the policy, for its tokenizer, chat template and vocabulary.
+        teachers: model ids of the recipe's Teachers, which rows may name.
 
     Raises:
         PermanentError: naming file, line and field: the file cannot be used, or it has too few
             different prompts.
     """
 
-    def __init__(self, data: Data, policy: str) -> None:
+    def __init__(self, data: Data, policy: str, teachers: Collection[str] = ()) -> None:
         self._data = data
         self._text = PolicyText(policy, data.chat_template_kwargs)
-        self._file = read_prompt_file(data)
+        self._file = read_prompt_file(data, teachers)
         self._answer = re.compile(data.answer_pattern) if data.answer_pattern else None
         self.left_out = 0
         """Rows whose prompt has more tokens than ``data.max_prompt_tokens``."""
@@ -119,12 +120,12 @@ class FileTask:
         return random.Random(f"file/{seed}/{through}").sample(self._train, len(self._train))
 
     def _problem(self, row: int) -> Problem:
-        prompt = self._file.prompt(row)
+        prompt, teacher = self._file.prompt(row), self._file.teacher(row)
         return Problem(
             prompt=prompt if isinstance(prompt, str) else _shown(prompt),
             prompt_ids=tuple(self._encode(row)),
             answer=self._file.answer(row),
-            metadata=json.dumps({"row": row}),
+            metadata=json.dumps({"row": row} | ({TEACHER: teacher} if teacher else {})),
         )
 
     def _encode(self, row: int) -> list[int]:

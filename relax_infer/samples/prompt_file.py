@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,13 @@ class PromptFile:
         sha256: of the file's bytes.
         prompts: one JSON text per row: a string, or a list of messages.
         answers: one right answer per row, as text; empty where the recipe names no answer field.
+        teachers: one Teacher's model_id per row; null where the recipe names no such field.
     """
 
     sha256: str
     prompts: pa.Array
     answers: pa.Array
+    teachers: pa.Array
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -41,6 +43,9 @@ class PromptFile:
 
     def answer(self, row: int) -> str:
         return self.answers[row].as_py()
+
+    def teacher(self, row: int) -> str | None:
+        return self.teachers[row].as_py()
 
 
 def file_sha256(path: str) -> str:
@@ -52,8 +57,11 @@ def file_sha256(path: str) -> str:
     return hashlib.sha256(_bytes(path)).hexdigest()
 
 
-def read_prompt_file(data: Data) -> PromptFile:
+def read_prompt_file(data: Data, teachers: Collection[str] = ()) -> PromptFile:
     """
+    Args:
+        teachers: model ids that rows may name.
+
     Raises:
         PermanentError: names the file, the line and the field: it cannot be read, it is another
             file than the run began with, or a row is not a prompt with its answer.
@@ -69,12 +77,19 @@ def read_prompt_file(data: Data) -> PromptFile:
         )
     prompts: list[str] = []
     answers: list[str] = []
+    taught: list[str | None] = []
     for where, row in _rows(data.path, content):
         prompts.append(json.dumps(_prompt(row, data.prompt_field, where), ensure_ascii=False))
         answers.append(_answer(row, data.answer_field, where) if data.answer_field else "")
+        taught.append(_teacher(row, data.teacher_field, where, teachers))
     if not prompts:
         raise PermanentError(f"data.path: {data.path} has no rows.")
-    return PromptFile(sha256, pa.array(prompts, pa.large_string()), pa.array(answers, pa.string()))
+    return PromptFile(
+        sha256,
+        pa.array(prompts, pa.large_string()),
+        pa.array(answers, pa.string()),
+        pa.array(taught, pa.string()),
+    )
 
 
 def _bytes(path: str) -> bytes:
@@ -152,6 +167,20 @@ def _answer(row: dict[str, Any], field: str, where: str) -> str:
     if isinstance(given, str) and given.strip():
         return given.strip()
     raise PermanentError(f"data.path: {where}, {field} is {_short(given)}: no right answer.")
+
+
+def _teacher(
+    row: dict[str, Any], field: str | None, where: str, teachers: Collection[str]
+) -> str | None:
+    if field is None:
+        return None
+    named = _field(row, field, where, "data.teacher_field")
+    if named not in teachers:
+        raise PermanentError(
+            f"data.path: {where}, {field} is {_short(named)}: the recipe's Teachers are"
+            f" {', '.join(sorted(teachers)) or 'none'}."
+        )
+    return named
 
 
 def _field(row: dict[str, Any], field: str, where: str, setting: str) -> Any:

@@ -6,6 +6,9 @@ from typing import Protocol
 
 from relax_infer.config.recipe import Recipe
 
+TEACHER = "teacher"
+"""In a problem's metadata: the model_id of the Teacher that its samples are taught by."""
+
 
 class Unscored(ValueError):
     """A score that could not be had; its text says why and stands beside the empty score.
@@ -80,6 +83,14 @@ class Task(Protocol):
         ...
 
 
+def teachers_of(recipe: Recipe) -> tuple[str, ...]:
+    """Model ids of the Teachers that take part; the first one teaches what names none."""
+    teacher = recipe.teacher
+    if teacher is None or not recipe.distilled:
+        return ()
+    return (teacher.model_id, *(model.model_id for model in teacher.extra_models))
+
+
 def load_task(recipe: Recipe) -> Task:
     """The recipe's task; prompts are made with the tokenizer of its policy."""
     source, _, dataset = recipe.data.source.partition(".")
@@ -90,7 +101,7 @@ def load_task(recipe: Recipe) -> Task:
     if source == "file":
         from relax_infer.samples.file_task import FileTask
 
-        return FileTask(recipe.data, recipe.rollout.model)
+        return FileTask(recipe.data, recipe.rollout.model, teachers_of(recipe))
     from relax_infer.tiny.task import Sort4Task
 
     return Sort4Task(recipe.data.held_out)

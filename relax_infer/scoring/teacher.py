@@ -20,7 +20,7 @@ from relax_infer.samples import layout
 from relax_infer.samples.phase import Asker, Beat, Limits, Settle, run_phase, together
 from relax_infer.samples.sample import Sample
 from relax_infer.samples.store import StagingStore
-from relax_infer.samples.tasks import Task
+from relax_infer.samples.tasks import TEACHER, Task
 from relax_infer.scoring.channels import taught_schema
 from relax_infer.scoring.grouping import groups_of
 from relax_infer.scoring.prefills import (
@@ -50,7 +50,8 @@ async def score_with_teacher(
 ) -> PhaseResult:
     """The channels of ``distillation.mode`` for each sample, through the gateway.
 
-    The samples of a group go to one replica, whose cache holds their prompt.
+    The samples of a group go to one replica, whose cache holds their prompt: of the Teacher that
+    their metadata names, else of the recipe's first.
 
     Raises:
         TransientError: the gateway or the Teacher did not answer.
@@ -67,12 +68,13 @@ async def score_with_teacher(
 
     async def teach(asker: Asker, sample: Sample) -> dict[str, Any]:
         asked = _Lesson(sample, plan, teacher, task.vocab_size)
-        headers = {AFFINITY: json.dumps([teacher.model_id, sample.group])}
+        model = json.loads(sample.metadata).get(TEACHER, teacher.model_id)
+        headers = {AFFINITY: json.dumps([model, sample.group])}
 
         async def ask(number: int, piece: Piece) -> Columns:
             answer = await asker.post(
                 url,
-                prefill(sample, teacher.model_id, piece, asked.own),
+                prefill(sample, model, piece, asked.own),
                 sample.group,
                 sample.sample,
                 part=f"p{number}" if len(asked.pieces) > 1 else "",

@@ -3,6 +3,7 @@
 Not in CI: ``make slow`` runs it.
 """
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,6 +27,12 @@ pytestmark = [
 
 AHEAD = {"mode": "decoupled", "cluster.gpus": 5, "max_staleness": 2}
 SPLIT = {"mode": "split", "cluster.gpus": 4}
+TWO_JUDGES = {
+    "mode": "split",
+    "cluster.gpus": 5,
+    "genrm.extra_models": [{"model": "tiny:genrm", "model_id": "second"}],
+    "reward.combine.rule": "min",
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -73,6 +80,23 @@ async def test_roles_side_by_side_train_as_well(wide: tuple[Stack, Client]):
     files = RunFiles(stack.home, handle.id)
     assert [e.result.step for e in files.ledger().entries] == [1, 2]
     assert [version_of(files, step) for step in (1, 2)] == [0, 1]
+
+
+async def test_two_judges_side_by_side_make_one_reward(wide: tuple[Stack, Client]):
+    """Each is an engine group of its own; the lease has one role."""
+    stack, client = wide
+    handle = await finished(client, 2, TWO_JUDGES)
+    files = RunFiles(stack.home, handle.id)
+    assert [e.result.step for e in files.ledger().entries] == [1, 2]
+    logs = sorted(path.name for path in files.folder.glob("engines/requests/engine.genrm.*.jsonl"))
+    assert {name.split(".")[2] for name in logs} == {"judge", "second"}
+    tables = [files.store.peek(name) for name in files.shards(2, "judged").values()]
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert {row["reward_source"] for row in rows} <= {"genrm:judge+second", "rule:unfinished"}
+    for row in rows:
+        if row["reward_source"] != "rule:unfinished":
+            told = json.loads(row["reward_detail"])
+            assert row["reward"] == min(told[judge]["score"] for judge in ("judge", "second"))
 
 
 async def transitions(client: Client, handle: Handle) -> tuple[Any, ...]:

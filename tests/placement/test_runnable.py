@@ -23,11 +23,11 @@ def request(recipe: str, **overrides: Any) -> ResolveRequest:
     return ResolveRequest(run="run-1", start=start)
 
 
-RUNNABLE = ("quickstart", "defer-1x8-opd", "defer-2x8-genrm")
+RUNNABLE = ("quickstart", "defer-1x8-opd", "defer-2x8-genrm", "split-4x8")
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_recipe_of_mode_defer_can_be_run(name: str) -> None:
+def test_a_shipped_recipe_can_be_run(name: str) -> None:
     require_runnable(load_recipe(name))
 
 
@@ -120,3 +120,35 @@ async def test_a_file_of_prompts_is_the_same_to_the_end_of_a_run(
     plan = await resolve_recipe(request("quickstart", **own))
     assert recipe_of(plan.run).data.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert [p.answer for p in task_of(plan.run).prompts(0, 1, 1)] in (["2"], ["3"])
+
+
+async def test_every_model_that_takes_part_is_a_group_of_its_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two judges and two Teachers, side by side; a judge that nobody asks is not started."""
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    folders = {name: str(tmp_path / name) for name in ("policy", "judge", "safety", "big", "code")}
+    own = {
+        "mode": "split",
+        "cluster.gpus": 6,
+        "cluster.device": "cpu",
+        "rollout.model": folders["policy"],
+        "genrm.model": folders["judge"],
+        "genrm.extra_models": [{"model": folders["safety"], "model_id": "safety"}],
+        "teacher.model": folders["big"],
+        "teacher.extra_models": [{"model": folders["code"], "model_id": "code"}],
+    }
+    start = RunInput(recipe="quickstart", overrides=own)
+    plan = await resolve_recipe(ResolveRequest(run="run-1", start=start))
+    assert [(g.role, g.model, Path(g.model_path).name) for g in plan.groups] == [
+        ("rollout", "policy", "policy"),
+        ("genrm", "judge", "judge"),
+        ("genrm", "safety", "safety"),
+        ("teacher", "teacher", "big"),
+        ("teacher", "code", "code"),
+    ]
+    assert plan.roles == ("rollout", "genrm", "teacher", "trainer")
+    start = RunInput(recipe="quickstart", overrides=own | {"reward.source": "exact"})
+    plan = await resolve_recipe(ResolveRequest(run="run-2", start=start))
+    assert plan.roles == ("rollout", "teacher", "trainer")

@@ -172,6 +172,17 @@ def test_rows_without_answers_are_for_rewards_that_need_none(policy: str, tmp_pa
     assert not task.check("", task_ids(task, ""))
 
 
+def test_a_row_may_name_its_teacher(policy: str, tmp_path: Path):
+    rows = [{"prompt": f"q{n}", "answer": "1", "kind": "code"} for n in range(3)]
+    path = lines(tmp_path / "f.jsonl", *rows)
+    by_kind = {"data.teacher_field": "kind"}
+    with pytest.raises(PermanentError, match="line 1, kind is 'code': the recipe's Teachers are t"):
+        file_task(policy, path, **by_kind)
+    several = {"teacher.extra_models": [{"model": "/models/code", "model_id": "code"}]}
+    task = file_task(policy, path, **by_kind, **several)
+    assert json.loads(task.prompts(0, 1, 1)[0].metadata)["teacher"] == "code"
+
+
 def test_long_prompts_are_left_out_and_counted(policy: str, tmp_path: Path):
     rows = [{"prompt": "x" * n, "answer": "1"} for n in range(1, 9)]
     limit = {"data.max_prompt_tokens": 7}  # each is followed by two line ends

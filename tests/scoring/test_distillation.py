@@ -172,6 +172,26 @@ async def test_a_group_sticks_to_one_replica(
     assert by_group == {str(g): {json.dumps(["teacher", g])} for g in range(4)}
 
 
+async def test_a_sample_is_taught_by_the_teacher_that_its_problem_names(
+    phase: dict[str, Any], upstream: Upstream, store: StagingStore
+):
+    recipe = recipe_of("student_sampled")
+    source = await generated(phase, upstream, recipe)
+    table = store.read_table(source)
+    rows = table.to_pylist()
+    for row in rows:
+        if row["group"] % 2:
+            row["metadata"] = json.dumps({"row": 3, "teacher": "code"})
+    source = store.write_table("named.arrow", pa.Table.from_pylist(rows, schema=table.schema))
+    await taught(phase, upstream, recipe, source)
+    asked = {
+        (payload["rid"].split("/")[3], payload["model"], headers["X-SMG-Routing-Key"])
+        for payload, headers in zip(upstream.payloads, upstream.headers, strict=True)
+    }
+    models = ["teacher", "code", "teacher", "code"]
+    assert asked == {(f"g{g}", m, json.dumps([m, g])) for g, m in enumerate(models)}
+
+
 async def test_an_empty_response_has_empty_channels_that_are_not_missing(
     phase: dict[str, Any], upstream: Upstream, store: StagingStore
 ):

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
-from relax_infer.config import load_recipe, require_runnable
+from relax_infer.config import load_recipe
 from relax_infer.contracts.failures import PermanentError, TransientError
 from relax_infer.contracts.refs import StagedRef
 from relax_infer.samples import Sample, StagingStore, from_table, generate
@@ -277,8 +277,3 @@ async def test_a_sample_that_one_of_several_judges_could_not_score_has_no_score(
     rows = await judged(phase, upstream, source, SECOND)
     assert {row["reward"] for row in rows} == {None}
     assert rows[0]["reward_detail"].startswith("unparsable verdict: strict: ")
-
-
-def test_several_judges_are_still_refused_for_runs():
-    with pytest.raises(PermanentError, match=r"genrm\.extra_models: runs have one model"):
-        require_runnable(load_recipe("quickstart", SECOND))

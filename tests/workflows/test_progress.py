@@ -11,7 +11,6 @@ from temporalio.testing import ActivityEnvironment
 from activities import recipes
 from activities._boundary import _beating
 from activities._progress import teller
-from relax_infer.config import load_recipe
 from tests.workflows.scripted_world import until
 
 
@@ -51,8 +50,11 @@ def test_models_that_are_trained_first_are_told(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(recipes, "ensure_models", made)
     monkeypatch.setattr(recipes, "teller", lambda: lambda *news: told.append(news))
-    models = recipes._models(load_recipe("quickstart"), tmp_path)
-    assert models["policy"] == tmp_path / "policy"
+    folders = recipes._folders({"tiny:policy", "/models/judge"}, tmp_path, seed=0)
+    assert folders == {
+        "tiny:policy": tmp_path / "policy",
+        "/models/judge": Path("/models/judge"),
+    }
     assert told == [
         ("trains the tiny models (once for this machine): policy: update 100 of 400, loss 0.5",),
         (),
