@@ -30,7 +30,7 @@ async def judge_samples(request: PhaseRequest) -> PhaseResult:
         **await _common(request),
         source=request.source,
         gateway_url=request.front.gateway_url,
-        judges={group.model: group.model_path for group in request.groups},
+        judges=_judges(request),
     )
 
 
@@ -47,6 +47,14 @@ async def teach_samples(request: PhaseRequest) -> PhaseResult:
 async def evaluate_policy(request: EvaluateRequest) -> Evaluation:
     """Greedy accuracy on the held-out problems, with pinned weights."""
     return await evaluate(**await _common(request), router_url=request.front.router_url)
+
+
+def _judges(request: PhaseRequest) -> dict[str, str]:
+    """Folder of each judge's tokenizer; of one that somebody else serves, as the recipe says."""
+    genrm = recipe_of(request.run).genrm
+    if genrm is not None and genrm.url is not None:
+        return {genrm.model_id: genrm.model}
+    return {group.model: group.model_path for group in request.groups}
 
 
 async def _common(request: PhaseRequest | EvaluateRequest) -> dict[str, Any]:

@@ -93,16 +93,16 @@ def _claim(store: StagingStore, request: ResolveRequest) -> None:
 
 
 def _served(recipe: Recipe) -> list[tuple[Role, str, str, Engine]]:
-    """Role, id, folder and engines of every model that takes part, the policy first."""
+    """Role, id, folder and engines of every model that we serve, the policy first."""
     served: list[tuple[Role, str, str, Engine]] = [
         ("rollout", "policy", recipe.rollout.model, recipe.rollout.engine)
     ]
     parts: list[tuple[Role, GenRM | Teacher | None]] = [
-        ("genrm", recipe.genrm if recipe.judged else None),
-        ("teacher", recipe.teacher if recipe.distilled else None),
+        ("genrm", recipe.genrm),
+        ("teacher", recipe.teacher),
     ]
     for role, section in parts:
-        if section is not None:
+        if section is not None and recipe.serves(role):
             models = (section, *section.extra_models)
             served.extend((role, m.model_id, m.model, m.engine) for m in models)
     return served

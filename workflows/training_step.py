@@ -172,12 +172,19 @@ class TrainingStep:
     async def _score(
         self, role: str, call: Call[PhaseRequest, PhaseResult], generated: PhaseResult
     ) -> PhaseResult:
-        await self._take("activate", role)
+        """Under the lease, unless somebody else serves the role: then it has no GPUs of ours."""
+        ours = role in self._plan.roles
+        if ours:
+            await self._take("activate", role)
         self._show(f"has the {role} score {generated.staged.rows} samples")
         scored = await self._run_phase(
-            call, lambda: self._phase_request(role, generated), f"score with {role}", role=role
+            call,
+            lambda: self._phase_request(role, generated),
+            f"score with {role}",
+            role=role if ours else None,
         )
-        await self._done_with(role)
+        if ours:
+            await self._done_with(role)
         return scored
 
     async def _write_back(

@@ -69,6 +69,13 @@ class Rollout(Section):
     """Further models that generate, each with engines of its own."""
 
 
+def _address(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+        raise ValueError("must be http://host:port or https://host:port, with a path or without")
+    return url.rstrip("/")
+
+
+Url = Annotated[str, AfterValidator(_address)]
 JUDGE_PLACES = ("prompt", "response", "answer")
 """What a judge's prompt may show."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -122,6 +129,9 @@ class GenRM(Section):
     """Hugging Face folder, or ``tiny:genrm``."""
     model_id: str = "judge"
     """Name in the role's registry."""
+    url: Url | None = None
+    """Of an SGLang server, or of a role at a gateway, that somebody else runs: `<url>/generate` is
+    asked, no engines are started, and `model` gives the tokenizer only. Empty: engines of ours."""
     max_new_tokens: Positive = 2
     """Tokens of a verdict."""
     sampling: JudgeSampling = JudgeSampling()
@@ -157,6 +167,9 @@ class Teacher(Section):
     """Hugging Face folder, or ``tiny:teacher``."""
     model_id: str = "teacher"
     """Name in the role's registry."""
+    url: Url | None = None
+    """Of an SGLang server, or of a role at a gateway, that somebody else runs, with the policy's
+    tokens: `<url>/generate` is asked and no engines are started. Empty: engines of ours."""
     max_concurrency: Positive = 64
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
@@ -397,6 +410,11 @@ class Recipe(Section):
             )
         if self.genrm is not None:
             self._judges_can_judge(self.genrm)
+        for role, section in (("genrm", self.genrm), ("teacher", self.teacher)):
+            if section is not None and section.url is not None and section.extra_models:
+                raise ValueError(
+                    f"{role}.url is set, so {role}.extra_models would have no engines: remove one"
+                )
         if self.distillation is not None and self.teacher is None:
             raise ValueError(
                 "distillation is set but the recipe has no teacher section:"
@@ -533,6 +551,12 @@ class Recipe(Section):
     def distilled(self) -> bool:
         """Whether the Teacher takes part."""
         return self.distillation is not None and self.distillation.coefficient > 0
+
+    def serves(self, role: str) -> bool:
+        """Whether a scorer, genrm or teacher, takes part with engines of ours."""
+        takes_part = self.judged if role == "genrm" else self.distilled
+        section = self.genrm if role == "genrm" else self.teacher
+        return takes_part and section is not None and section.url is None
 
     @property
     def student_top_k(self) -> int:

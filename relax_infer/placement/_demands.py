@@ -73,9 +73,8 @@ def deferred_roles(recipe: Recipe) -> tuple[Role, ...]:
     """Scorers with a turn of their own, by ``mode`` and ``defer_roles``, in the order of turns."""
     if mode_of(recipe) != "defer":
         return ()
-    taking_part = {"genrm": recipe.judged, "teacher": recipe.distilled}
     chosen = SCORERS if recipe.defer_roles is None else recipe.defer_roles
-    return tuple(role for role in SCORERS if taking_part[role] and role in chosen)
+    return tuple(role for role in SCORERS if recipe.serves(role) and role in chosen)
 
 
 def inference_demands(recipe: Recipe) -> tuple[Demand, ...]:
@@ -89,12 +88,12 @@ def inference_demands(recipe: Recipe) -> tuple[Demand, ...]:
         for n, model in enumerate(rollout.extra_models):
             where = f"rollout.extra_models.{n}"
             found += _of("rollout", model.model_id, where, model.engine, model.server_groups)
-    scorers: list[tuple[Role, GenRM | Teacher | None, bool]] = [
-        ("genrm", recipe.genrm, recipe.judged),
-        ("teacher", recipe.teacher, recipe.distilled),
+    scorers: list[tuple[Role, GenRM | Teacher | None]] = [
+        ("genrm", recipe.genrm),
+        ("teacher", recipe.teacher),
     ]
-    for role, section, takes_part in scorers:
-        if section is None or not takes_part:
+    for role, section in scorers:
+        if section is None or not recipe.serves(role):
             continue
         found += _of(role, section.model_id, role, section.engine, None)
         for n, model in enumerate(section.extra_models):

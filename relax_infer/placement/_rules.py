@@ -127,16 +127,15 @@ def _deferred(recipe: Recipe) -> list[Violation]:
             )
         ]
     found: list[Violation] = []
-    taking_part = {"genrm": recipe.judged, "teacher": recipe.distilled}
     lacking = {
-        "genrm": "deferred GenRM without a GenRM that judges.",
-        "teacher": "deferred Teacher without distillation.",
+        "genrm": "deferred GenRM without a GenRM of ours that judges.",
+        "teacher": "deferred Teacher without distillation from a Teacher of ours.",
     }
     for role in recipe.defer_roles:
         if role not in SCORERS:
             rule = f"Only GenRM and Teacher can be deferred, not {role!r}."
             cure = "Name genrm or teacher, or leave defer_roles out."
-        elif not taking_part[role]:
+        elif not recipe.serves(role):
             rule, cure = lacking[role], f"Take {role} out, or let it take part."
         else:
             continue
@@ -153,7 +152,7 @@ def _external(recipe: Recipe) -> list[Violation]:
         cure = "Set mode to decoupled, or rollout.external to false."
         settings = (("rollout.external", False),)
         found.append(Violation("rollout.external", rule, cure, settings))
-    if recipe.judged:
+    if recipe.serves("genrm"):
         rule = "External Rollout cannot be judged by a GenRM of ours."
         cure = "Set reward.source to exact, or rollout.external to false."
         settings = (("rollout.external", False),)

@@ -34,8 +34,8 @@ class Finding:
 def wanted(recipe: Recipe, plan: InferencePlacementPlan, store: str) -> Wanted:
     """What has to be asked of the nodes for this plan."""
     named = [recipe.rollout.model, *(m.model for m in recipe.rollout.extra_models)]
-    for takes_part, section in ((recipe.judged, recipe.genrm), (recipe.distilled, recipe.teacher)):
-        if takes_part and section is not None:
+    for role, section in (("genrm", recipe.genrm), ("teacher", recipe.teacher)):
+        if section is not None and recipe.serves(role):
             named += [section.model, *(m.model for m in section.extra_models)]
     models = dict.fromkeys(name for name in named if not name.startswith("tiny:"))
     workers = sum(-(-p.num_worker_slots // max(1, _nodes(plan, p.pool))) for p in plan.placements)

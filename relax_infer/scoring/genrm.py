@@ -57,7 +57,7 @@ async def score_with_genrm(
     gateway_url: str,
     judges: Mapping[str, str] | None = None,
 ) -> PhaseResult:
-    """One verdict of each judge per sample, through the gateway.
+    """One verdict of each judge per sample, through the gateway or at ``genrm.url``.
 
     A response that hit its token limit takes ``reward.unfinished`` by the task's rule and is not
     asked about. A verdict that cannot be read is no score: its reward is null, with the judge's
@@ -77,7 +77,7 @@ async def score_with_genrm(
     groups = await groups_of(store, source, recipe)
     models = (genrm.model_id, *(model.model_id for model in genrm.extra_models))
     prompts = _prompts(genrm, models, judges or {})
-    url = f"{gateway_url.rstrip('/')}/genrm/generate"
+    url = f"{genrm.url or gateway_url.rstrip('/') + '/genrm'}/generate"
     sampling = {
         **genrm.sampling.model_dump(exclude_none=True),
         "max_new_tokens": genrm.max_new_tokens,
@@ -88,7 +88,11 @@ async def score_with_genrm(
         try:
             answer = await asker.post(
                 url,
-                {"model": model, "input_ids": shown, "sampling_params": sampling},
+                {
+                    **({} if genrm.url else {"model": model}),
+                    "input_ids": shown,
+                    "sampling_params": sampling,
+                },
                 sample.group,
                 sample.sample,
                 part=model if len(models) > 1 else "",

@@ -50,15 +50,20 @@ def pieces(
     return [*made, Piece(start, tokens, tuple(ids))]
 
 
-def prefill(sample: Sample, model: str, piece: Piece, own: int) -> dict[str, Any]:
-    """The request: the tokens up to the piece's end, log-probs from the token before its start."""
+def prefill(sample: Sample, model: str | None, piece: Piece, own: int) -> dict[str, Any]:
+    """The request: the tokens up to the piece's end, log-probs from the token before its start.
+
+    Args:
+        model: one of several at a gateway; None: a server that has one, and takes no such field.
+    """
     payload: dict[str, Any] = {
-        "model": model,
         "input_ids": [*sample.prompt_ids, *sample.response_ids[: piece.stop]],
         "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
         "return_logprob": True,
         "logprob_start_len": max(len(sample.prompt_ids) + piece.start - 1, 0),
     }
+    if model is not None:
+        payload["model"] = model
     if own:
         payload["top_logprobs_num"] = own
     if piece.ids:

@@ -48,7 +48,8 @@ async def score_with_teacher(
     source: StagedRef,
     gateway_url: str,
 ) -> PhaseResult:
-    """The channels of ``distillation.mode`` for each sample, through the gateway.
+    """The channels of ``distillation.mode`` for each sample, through the gateway or at
+    ``teacher.url``.
 
     The samples of a group go to one replica, whose cache holds their prompt: of the Teacher that
     their metadata names, else of the recipe's first.
@@ -64,7 +65,7 @@ async def score_with_teacher(
     plan = recipe.distillation or Distillation()
     schema = taught_schema(plan.mode)
     groups = await groups_of(store, source, recipe)
-    url = f"{gateway_url.rstrip('/')}/teacher/generate"
+    url = f"{teacher.url or gateway_url.rstrip('/') + '/teacher'}/generate"
 
     async def teach(asker: Asker, sample: Sample) -> dict[str, Any]:
         asked = _Lesson(sample, plan, teacher, task.vocab_size)
@@ -74,7 +75,7 @@ async def score_with_teacher(
         async def ask(number: int, piece: Piece) -> Columns:
             answer = await asker.post(
                 url,
-                prefill(sample, model, piece, asked.own),
+                prefill(sample, None if teacher.url else model, piece, asked.own),
                 sample.group,
                 sample.sample,
                 part=f"p{number}" if len(asked.pieces) > 1 else "",

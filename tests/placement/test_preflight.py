@@ -147,7 +147,7 @@ def test_pretended_gpus_are_none_for_a_recipe_of_cuda() -> None:
 
 
 def test_what_runs_do_not_do_yet_is_among_the_reasons() -> None:
-    recipe = load_recipe("split-4x8")
+    recipe = load_recipe("decoupled-64x8-pd")
     plan = plan_inference_placement(recipe)
     found = missing(judge(recipe, plan, ASKED, cluster()))
     assert {f.name for f in found} == {"recipe", "cluster"}
@@ -162,6 +162,9 @@ def test_every_folder_of_a_model_that_takes_part_is_asked_for() -> None:
         "models/Qwen3-14B-safety",
         "models/Qwen3-235B-A22B",
     )
+    elsewhere = load_recipe("split-4x8", {"teacher.url": "http://teacher:30000"})
+    asked = wanted(elsewhere, plan_inference_placement(elsewhere), "file:///store")
+    assert asked.models[-1] == "models/Qwen3-14B-safety"
     quick = load_recipe("quickstart")
     assert wanted(quick, plan_inference_placement(quick), "s3://store").models == ()
 

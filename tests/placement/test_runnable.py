@@ -152,3 +152,27 @@ async def test_every_model_that_takes_part_is_a_group_of_its_role(
     start = RunInput(recipe="quickstart", overrides=own | {"reward.source": "exact"})
     plan = await resolve_recipe(ResolveRequest(run="run-2", start=start))
     assert plan.roles == ("rollout", "teacher", "trainer")
+
+
+async def test_a_scorer_that_somebody_else_serves_has_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    own = {
+        "cluster__device": "cpu",
+        "rollout__model": str(tmp_path / "policy"),
+        "teacher__model": "/nowhere",
+        "teacher__url": "http://teacher:30000",
+        "genrm__model": "/nowhere",
+        "genrm__url": "https://judges/genrm/",
+    }
+    plan = await resolve_recipe(request("quickstart", **own))
+    assert plan.roles == ("rollout", "trainer")
+    assert [g.role for g in plan.groups] == ["rollout"]
+    assert (plan.judged_by_genrm, plan.distilled) == (True, True)
+    with pytest.raises(RecipeError, match="url: must be http"):
+        load_recipe("quickstart", {"teacher.url": "teacher:30000"})
+    extra = {"genrm.extra_models": [{"model": "/m", "model_id": "second"}]}
+    with pytest.raises(RecipeError, match=r"genrm\.extra_models would have no engines"):
+        load_recipe("quickstart", {"genrm.url": "http://j", **extra})

@@ -21,6 +21,7 @@ class Upstream:
         self.asked: list[str] = []
         self.payloads: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         self.fault: Callable[[dict[str, Any]], web.Response | dict[str, Any] | None] = (
             lambda payload: None
         )
@@ -43,6 +44,7 @@ class Upstream:
         self.asked.append(payload["rid"])
         self.payloads.append(payload)
         self.headers.append(dict(request.headers))
+        self.paths.append(request.path)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         async with self._changed:

@@ -291,3 +291,21 @@ def test_a_reward_name_is_taken_once():
 def test_an_unknown_reward_names_the_known_ones():
     with pytest.raises(PermanentError, match="exact, genrm"):
         get_reward("dapo")
+
+
+async def test_scorers_that_somebody_else_serves_are_asked_where_they_are(
+    phase: dict[str, Any], upstream: Upstream
+):
+    """Without our names for their models: a bare engine has none."""
+    source = await staged(phase, upstream)
+    urls = {"genrm.url": f"{upstream.url}/judge/", "teacher.url": upstream.url}
+    own = {"rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 2}
+    recipe = load_recipe("quickstart", own | urls)
+    elsewhere = phase | {"recipe": recipe}
+    nobody = "http://127.0.0.1:1"
+    upstream.output = YES
+    await score_with_genrm(**elsewhere, source=source, gateway_url=nobody)
+    await score_with_teacher(**elsewhere, source=source, gateway_url=nobody)
+    assert len(upstream.payloads) == 16
+    assert set(upstream.paths) >= {"/judge/generate", "/generate"}
+    assert all("model" not in payload for payload in upstream.payloads)

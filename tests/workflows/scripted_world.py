@@ -300,7 +300,8 @@ class ScriptedWorld:
             role, every=fault != "hold"
         ):
             raise ApplicationError(f"{name}: no answer", type="Transient", non_retryable=True)
-        if not self.engines.answers(role):
+        ours = role in self.plan_changes.get("roles", (role,))
+        if ours and not self.engines.answers(role):
             self.violations.append(f"{name} without an engine of {role} that answers")
         self._after(fault, name)
         return b.PhaseResult(staged=STAGED, attempt=1, requested=256, reused_groups=0)

@@ -6,7 +6,7 @@ import pytest
 
 from relax_infer.contracts.run import ResolveRun
 from relax_infer.machines import RunState
-from tests.workflows.scripted_world import ScriptedWorld, until
+from tests.workflows.scripted_world import ScriptedWorld, plan, until
 from tests.workflows.test_training_run import (
     Handle,
     Working,
@@ -153,4 +153,19 @@ async def test_continue_as_new_waits_for_the_open_steps(working: Working):
         ).result()
     assert done.step == 6
     assert list(world.ledger) == [1, 2, 3, 4, 5, 6]
+    nothing_was_broken(world)
+
+
+async def test_scorers_that_somebody_else_serves_take_no_gpus(working: Working):
+    """They are asked in their turn, again after a failure, and the lease knows nothing of them."""
+    world = ScriptedWorld(roles=("rollout", "trainer"), groups=plan("run").groups[:1])
+    world.faults["teach_samples"] = ["flake"]
+    async with working(world) as client:
+        handle = await start(client, steps=2)
+        done = await handle.result()
+        seen = await lease(client, handle)
+    assert done.state is RunState.DONE
+    assert {role for role, what in world.log if what == "onload"} == {"rollout", "trainer"}
+    assert (world.calls["judge_samples"], world.calls["teach_samples"]) == (2, 3)
+    assert set(seen.roles) == {"rollout", "trainer"}
     nothing_was_broken(world)
