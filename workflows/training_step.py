@@ -132,8 +132,7 @@ class TrainingStep:
         """Everything that must be true before the trainer may read."""
         self._enter(StepEvent.GENERATION_STARTED, "waits for the policy engines")
         generated = await self._generate()
-        judged = await self._judge(generated) if self._plan.judged_by_genrm else None
-        taught = await self._teach(generated) if self._plan.distilled else None
+        judged, taught = await self._scores(generated)
         self._enter(StepEvent.SCORES_IN, "validates the scores and joins them to the samples")
         scored = await self._write_back(generated, judged, taught)
         self._enter(StepEvent.WRITTEN_BACK, "publishes the batch to TransferQueue")
@@ -161,12 +160,31 @@ class TrainingStep:
         await self._done_with("rollout")
         return generated
 
+    async def _scores(
+        self, generated: PhaseResult
+    ) -> tuple[PhaseResult | None, PhaseResult | None]:
+        """The GenRM's and the Teacher's: at once where they share no GPU, else in turn."""
+        plan = self._plan
+        both = plan.judged_by_genrm and plan.distilled
+        apart = "genrm" not in plan.roles or "teacher" not in plan.sharing("genrm")
+        if both and apart and workflow.patched("scored-at-once"):
+            self._enter(StepEvent.JUDGING_STARTED, "waits for the GenRM and the Teacher")
+            judged, taught = await _all_ended(self._judge(generated), self._teach(generated))
+            self._enter(StepEvent.TEACHING_STARTED, "has its scores")
+            return judged, taught
+        judged = taught = None
+        if plan.judged_by_genrm:
+            self._enter(StepEvent.JUDGING_STARTED, "waits for the GenRM")
+            judged = await self._judge(generated)
+        if plan.distilled:
+            self._enter(StepEvent.TEACHING_STARTED, "waits for the Teacher")
+            taught = await self._teach(generated)
+        return judged, taught
+
     async def _judge(self, generated: PhaseResult) -> PhaseResult:
-        self._enter(StepEvent.JUDGING_STARTED, "waits for the GenRM")
         return await self._score("genrm", JUDGE_SAMPLES, generated)
 
     async def _teach(self, generated: PhaseResult) -> PhaseResult:
-        self._enter(StepEvent.TEACHING_STARTED, "waits for the Teacher")
         return await self._score("teacher", TEACH_SAMPLES, generated)
 
     async def _score(
@@ -482,3 +500,12 @@ class TrainingStep:
         )
         self._result = result.model_copy(update={"record": staged})
         return self._result
+
+
+async def _all_ended(*work: Awaitable[PhaseResult]) -> list[PhaseResult]:
+    """All results; a failure is raised once nothing of the rest is at work any more."""
+    ended = await asyncio.gather(*work, return_exceptions=True)
+    for each in ended:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in ended if not isinstance(each, BaseException)]
