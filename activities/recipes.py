@@ -16,7 +16,7 @@ from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef, WeightsRef
-from relax_infer.contracts.run import ResolveRequest, RunPlan
+from relax_infer.contracts.run import BeginFrom, ResolveRequest, RunPlan
 from relax_infer.contracts.training import CriticSpec, TrainerSpec
 from relax_infer.placement import (
     InferencePlacementPlan,
@@ -29,7 +29,7 @@ from relax_infer.samples import StagingStore, load_task
 from relax_infer.samples.prompt_file import file_sha256
 from relax_infer.scoring import require_usable
 from relax_infer.tiny.models import ensure_models
-from relax_infer.training import weights_digest
+from relax_infer.training import Heritage, find_heritage, take_over, weights_digest
 
 OWNER = "owner.json"
 
@@ -51,11 +51,17 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
+    earlier, heritage = _heritage(request.start.begin_from, run, recipe)
     _claim(store, request)
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
     models = {model for _, _, model, _ in _served(recipe)}
-    return _plan(run, recipe, placed, _folders(models, home / "models", recipe.seed))
+    plan = _plan(run, recipe, placed, _folders(models, home / "models", recipe.seed))
+    if earlier is None or heritage is None:
+        return plan
+    teller()(f"takes over step {heritage.step} of run {earlier.run}")
+    own = take_over(earlier, run, heritage)
+    return plan.model_copy(update={"initial_weights": own.weights, "begins_after": own.step})
 
 
 def _with_its_data(recipe: Recipe) -> Recipe:
@@ -72,6 +78,32 @@ def _with_its_data(recipe: Recipe) -> Recipe:
         recipe = recipe.model_copy(update={"data": data})
     load_task(recipe)
     return recipe
+
+
+def _heritage(
+    begin_from: BeginFrom | None, run: RunRef, recipe: Recipe
+) -> tuple[RunRef | None, Heritage | None]:
+    """The run that this one goes on from, and what it left.
+
+    Raises:
+        PermanentError: it left nothing to go on from, or the recipe ends before that.
+    """
+    if begin_from is None:
+        return None, None
+    earlier = RunRef(run=begin_from.run, store=begin_from.store or run.store)
+    if earlier == run:
+        raise PermanentError(
+            f"begin_from: a run cannot begin from itself, {run.run}.",
+            cure="Choose another id for the new run.",
+        )
+    heritage = find_heritage(earlier, begin_from.step)
+    if recipe.steps <= heritage.step:
+        raise PermanentError(
+            f"begin_from: run {earlier.run} has trained step {heritage.step}, the recipe's steps"
+            f" are {recipe.steps}: nothing is left to train.",
+            cure="Raise steps: they count from the first run's first step.",
+        )
+    return earlier, heritage
 
 
 def _claim(store: StagingStore, request: ResolveRequest) -> None:

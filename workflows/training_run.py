@@ -385,6 +385,8 @@ class TrainingRun:
         )
         self._target = self._plan.steps
         self._weights = self._plan.initial_weights
+        if self._plan.begins_after:  # the policy engines load its weights with the first batch
+            self._step = self._plan.begins_after
         self._show("binds GPUs")
         bound = await BIND_PLACEMENT(self._plan, summary="bind GPUs")
         self._plan = bound.plan

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("relax-infer run mine.yaml --run-id mine --no-follow", "start it and leave"),
         ("relax-infer run mine.yaml --run-id mine", "watch the same run again"),
+        ("relax-infer run mine.yaml --from mine --steps 200", "go on from its last checkpoint"),
     ),
     "status": (
         ("relax-infer status", "every run"),

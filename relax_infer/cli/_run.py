@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from relax_infer.cli._server import Server, connected, find_target
 from relax_infer.cli._watching import Watcher
 from relax_infer.config import require_runnable
 from relax_infer.contracts.failures import RelaxError
+from relax_infer.contracts.run import BeginFrom
 
 _IDS = 1000
 """Ids that are tried before a person must name one."""
@@ -37,6 +38,7 @@ class Wishes:
     down: bool
     watch: bool
     memory_gib: float | None
+    begin_from: BeginFrom | None = None
 
 
 def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) -> int:
@@ -46,6 +48,10 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
         RelaxError: it cannot be done; a stack that this command started is down again.
     """
     checked = check(recipe, assignments, steps)
+    if wishes.begin_from is not None:
+        check_run_id(wishes.begin_from.run)
+        start = checked.start.model_copy(update={"begin_from": wishes.begin_from})
+        checked = replace(checked, start=start)
     require_runnable(checked.recipe)
     if wishes.run is not None:
         check_run_id(wishes.run)

@@ -76,6 +76,19 @@ def run(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     assignments: Assignments = None,
+    begin_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Go on from this run's last checkpoint; steps count on.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of --from: an earlier step, whose checkpoint is kept."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the HTML report at the end.")
     ] = None,
@@ -92,13 +105,17 @@ def run(
     """
     from relax_infer.cli._run import Wishes
     from relax_infer.cli._run import run as carry_out
+    from relax_infer.contracts.run import BeginFrom
 
     if not follow and (down or report is not None):
         raise CommandError(
             "--no-follow does not wait for the end of the run, --down and --report do.",
             cure="Leave one of them out; `relax-infer report` writes the report later.",
         )
-    wishes = Wishes(home, run_id, report, down, follow, memory_gib)
+    if from_step is not None and begin_from is None:
+        raise CommandError("--from-step needs --from.", cure="Name the run: --from RUN.")
+    earlier = BeginFrom(run=begin_from, step=from_step) if begin_from else None
+    wishes = Wishes(home, run_id, report, down, follow, memory_gib, earlier)
     raise typer.Exit(carry_out(recipe, assignments or [], steps, wishes))
 
 

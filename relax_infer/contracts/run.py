@@ -11,6 +11,17 @@ from relax_infer.contracts.training import TrainerSpec, TrainResult
 from relax_infer.machines import RunState, StepPhase
 
 
+class BeginFrom(StartInput):
+    """An earlier run whose weights, optimizer and steps a new one goes on from."""
+
+    run: str
+    """Its id."""
+    step: int | None = Field(default=None, ge=1)
+    """Go on after this one; its checkpoint must be kept. None: after the last one trained."""
+    store: str | None = None
+    """Where its files are; None: where this run's will be."""
+
+
 class RunInput(StartInput):
     """The JSON that a person types to start a TrainingRun."""
 
@@ -20,6 +31,8 @@ class RunInput(StartInput):
     """Target step; None: the recipe's."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Dotted recipe keys and their values, e.g. ``{"train.learning_rate": 0.0001}``."""
+    begin_from: BeginFrom | None = None
+    """Go on from an earlier run; None: from the recipe's policy."""
     steps_per_history: int | None = Field(default=None, ge=1)
     """Continue as new after this many steps; None: when Temporal suggests it."""
     carried: "RunCarry | None" = None
@@ -50,6 +63,8 @@ class RunPlan(Message):
     """Pairs of roles that share no GPU; all others take turns."""
     max_staleness: int = 0
     """Steps that the weights which generate a batch may be behind those trained on it."""
+    begins_after: int = 0
+    """Last step of the run that this one goes on from; 0: none."""
 
     def sharing(self, role: str) -> tuple[str, ...]:
         """Roles that use a GPU of ``role``'s."""

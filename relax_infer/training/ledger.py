@@ -61,7 +61,7 @@ class Checkpoints:
     def latest(self) -> Path | None:
         """Of the highest step. The file ``latest`` names it too, for people and other tools; a
         kill may leave that one behind by a step."""
-        steps = self._steps()
+        steps = self.steps()
         return self.path(steps[-1]) if steps else None
 
     def begin(self, step: int) -> Path:
@@ -83,7 +83,7 @@ class Checkpoints:
         partial.rename(self.path(step))
         sync_folder(self.folder)
         self._point_to(step)
-        for old in self._steps()[:-keep]:
+        for old in self.steps()[:-keep]:
             shutil.rmtree(self.path(old))
 
     def _point_to(self, step: int) -> None:
@@ -93,7 +93,8 @@ class Checkpoints:
         pointer.rename(self.folder / "latest")
         sync_folder(self.folder)
 
-    def _steps(self) -> list[int]:
+    def steps(self) -> list[int]:
+        """Of the checkpoints that are kept, in order."""
         if not self.folder.is_dir():
             return []
         names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))

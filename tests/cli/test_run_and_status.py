@@ -63,6 +63,7 @@ def test_a_recipe_file_travels_as_its_content_with_overrides_and_steps(
         },
         "steps": 3,
         "overrides": {"train.learning_rate": 1e-4, "rollout.model": str(tmp_path / "model")},
+        "begin_from": None,
         "steps_per_history": None,
         "carried": None,
     }
@@ -189,3 +190,14 @@ def test_a_second_command_attaches_and_an_interrupt_leaves_the_run_alone(
 async def is_running(client: Client, run: str) -> bool:
     described = await client.get_workflow_handle(run).describe()
     return described.status is not None and described.status.name == "RUNNING"
+
+
+def test_a_run_may_go_on_from_anothers_checkpoint(remote: Command, temporal: Temporal, run_id: str):
+    begun = remote("run", "quickstart", "--run-id", run_id, "--no-follow", "--from", "first")
+    assert begun.exit_code == 0, begun.output
+    started = temporal.do(lambda client: started_with(client, run_id))
+    assert started["begin_from"] == {"run": "first", "step": None, "store": None}
+    temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
+    refused = remote("run", "quickstart", "--no-follow", "--from-step", "3")
+    assert refused.exit_code == 2
+    assert "--from-step needs --from" in refused.stderr

@@ -11,9 +11,13 @@ from activities._run_files import recipe_of, task_of
 from activities.recipes import resolve_recipe
 from relax_infer.config import RecipeError, load_recipe, require_runnable, shipped_recipes
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.run import ResolveRequest, RunInput
+from relax_infer.contracts.refs import RunRef, WeightsRef
+from relax_infer.contracts.run import ResolveRequest, RunInput, RunPlan
 from relax_infer.placement import plan_inference_placement
+from relax_infer.training import Ledger
+from relax_infer.training.ledger import Checkpoints, run_folder
 from tests.samples.byte_policy import byte_policy
+from tests.training.test_ledger import entry
 
 
 def request(recipe: str, **overrides: Any) -> ResolveRequest:
@@ -176,3 +180,50 @@ async def test_a_scorer_that_somebody_else_serves_has_no_gpus(
     extra = {"genrm.extra_models": [{"model": "/m", "model_id": "second"}]}
     with pytest.raises(RecipeError, match=r"genrm\.extra_models would have no engines"):
         load_recipe("quickstart", {"genrm.url": "http://j", **extra})
+
+
+async def test_a_run_may_go_on_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    own = {
+        "rollout.model": str(tmp_path),
+        "reward.source": "exact",
+        "distillation": None,
+        "cluster.device": "cpu",
+    }
+
+    async def resolved(run: str, **start: Any) -> RunPlan:
+        given = {"recipe": "quickstart", "overrides": own, "steps": 9, **start}
+        return await resolve_recipe(
+            ResolveRequest(run=run, start=RunInput.model_validate(given), execution=run)
+        )
+
+    earlier = (await resolved("earlier")).run
+    with pytest.raises(PermanentError, match="run earlier has no checkpoint"):
+        await resolved("later", begin_from={"run": "earlier"})
+    trained(earlier, 3)
+    with pytest.raises(PermanentError, match="cannot begin from itself"):
+        await resolved("earlier", begin_from={"run": "earlier"})
+    with pytest.raises(PermanentError, match="has trained step 3, the recipe's steps are 3"):
+        await resolved("later", begin_from={"run": "earlier"}, steps=3)
+    assert not (tmp_path / "home" / "store" / "later").exists()
+    plan = await resolved("later", begin_from={"run": "earlier"})
+    assert (plan.begins_after, plan.steps) == (3, 9)
+    assert plan.initial_weights.uri == f"{plan.run.store}/later/weights/3"
+    assert plan.trainer.model_path == str(tmp_path), "the reference is the first run's"
+    assert await resolved("later", begin_from={"run": "earlier"}) == plan
+
+
+def trained(run: RunRef, steps: int) -> None:
+    """Checkpoints of a run, without tensors."""
+    ledger = Ledger()
+    for step in range(1, steps + 1):
+        (run_folder(run) / "weights" / str(step)).mkdir(parents=True)
+        made = entry(step)
+        weights = WeightsRef(version=step, uri=f"{run.store}/{run.run}/weights/{step}", digest="d")
+        result = made.result.model_copy(update={"weights": weights})
+        ledger = ledger.with_entry(made.model_copy(update={"result": result}))
+        Checkpoints(run).begin(step)
+        Checkpoints(run).commit(step, ledger, keep=2)

@@ -11,7 +11,13 @@ import torch
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.training import TrainerSpec, TrainResult
-from relax_infer.training import PolicyTrainer, read_ledger, weights_digest
+from relax_infer.training import (
+    PolicyTrainer,
+    find_heritage,
+    read_ledger,
+    take_over,
+    weights_digest,
+)
 from relax_infer.training.hf_folder import read_tensors
 from relax_infer.transfer import PublishedRows, Ragged, rows_of_table
 from tests.training.conftest import MEGATRON_WARNS, InThread, make_spec, write_model
@@ -77,6 +83,19 @@ def test_resuming_from_a_checkpoint_is_bit_for_bit_the_same(
     broken = make_spec(tmp_path / "other", model_folder)
     train(in_thread, trainer(broken), 1, 2)
     (resumed,) = train(in_thread, trainer(broken), 3)
+    assert resumed.weights.digest == whole[2].weights.digest
+    assert (resumed.loss, resumed.grad_norm) == (whole[2].loss, whole[2].grad_norm)
+
+
+def test_a_run_that_goes_on_from_another_is_bit_for_bit_the_same(
+    spec: TrainerSpec, tmp_path: Path, model_folder: Path, trainer: Make, in_thread: InThread
+) -> None:
+    whole = train(in_thread, trainer(spec), 1, 2, 3)
+    broken = make_spec(tmp_path / "other", model_folder)
+    train(in_thread, trainer(broken), 1, 2)
+    later = make_spec(tmp_path / "later", model_folder)
+    take_over(broken.run, later.run, find_heritage(broken.run))
+    (resumed,) = train(in_thread, trainer(later), 3)
     assert resumed.weights.digest == whole[2].weights.digest
     assert (resumed.loss, resumed.grad_norm) == (whole[2].loss, whole[2].grad_norm)
 

@@ -3,6 +3,8 @@
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from itertools import combinations
+from typing import Any
 
 import pytest
 from temporalio.client import (
@@ -13,6 +15,7 @@ from temporalio.client import (
 )
 
 from relax_infer.contracts.lease import LeaseAnswer, LeaseStatus, RoleCommand
+from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import ResolveRun, RunInput, RunStatus
 from relax_infer.machines import RunState, StepPhase
 from tests.workflows.scripted_world import ScriptedWorld, until
@@ -20,6 +23,7 @@ from tests.workflows.scripted_world import ScriptedWorld, until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Working = Callable[[ScriptedWorld], AbstractAsyncContextManager[Client]]
 Handle = WorkflowHandle[object, RunStatus]
+EVERYBODY = tuple(combinations(("rollout", "genrm", "teacher", "trainer"), 2))
 
 
 async def start(client: Client, **fields: object) -> Handle:
@@ -62,6 +66,22 @@ async def test_a_run_goes_from_recipe_to_last_step_and_leaves_nothing(working: W
     assert [p.step for p in done.progress] == [0, 1, 2]
     assert sorted(world.ledger) == [1, 2]
     assert world.records[2].record.outcome is StepPhase.DONE
+    nothing_was_broken(world)
+
+
+@pytest.mark.parametrize("ahead", [{}, {"apart": EVERYBODY, "max_staleness": 1}])
+async def test_a_run_goes_on_from_anothers_step(working: Working, ahead: dict[str, Any]):
+    """Its first batch is generated with the weights that it took over, and nothing is synced
+    before."""
+    weights = WeightsRef(version=3, uri="/store/later/weights/3", digest="d3")
+    world = ScriptedWorld(begins_after=3, initial_weights=weights, **ahead)
+    async with working(world) as client:
+        done = await (await start(client, steps=5)).result()
+    assert done.state is RunState.DONE
+    assert [p.step for p in done.progress] == [4, 5]
+    assert sorted(world.ledger) == [4, 5]
+    assert world.generated[4] == 3
+    assert done.weight_version == 5
     nothing_was_broken(world)
 
 
