@@ -217,6 +217,9 @@ def _plan(
         use_reward=recipe.reward.source != "none",
         distillation=recipe.distillation.coefficient if recipe.distillation else 0.0,
         keep_checkpoints=train.keep_checkpoints,
+        # An engine that is rebuilt loads the version of the batch at work once more.
+        keep_weights=max(train.keep_checkpoints, recipe.max_staleness + 2),
+        keep_every=train.keep_every,
         distillation_mode=recipe.distillation.mode if recipe.distillation else "student_sampled",
         divergence=recipe.distillation.divergence if recipe.distillation else "reverse_kl",
         top_k=recipe.distillation.top_k if recipe.distillation else 0,

@@ -121,7 +121,7 @@ TABLE: dict[str, To | Told] = {
     "ref-load": Told("the reference is the policy that the run begins with"),
     "load": Told("a run begins with rollout.model and goes on by itself after a crash"),
     "save": Told("checkpoints, weights and samples are below staging.url"),
-    "save-interval": Told("every step is durable before the next one begins"),
+    "save-interval": To("train.keep_every"),
     "max-actor-ckpt-to-keep": To("train.keep_checkpoints"),
     # distillation
     "opd-kl-coef": To("distillation.coefficient"),

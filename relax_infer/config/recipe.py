@@ -305,7 +305,9 @@ class Train(Section):
     ray_gpu_fraction: GpuFraction = 0.4
     """Share of a GPU that a trainer actor reserves with Ray."""
     keep_checkpoints: Positive = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept, with the weights of their steps as Hugging Face folders."""
+    keep_every: Annotated[int, Field(ge=0)] = 0
+    """Checkpoints and weights of every so many steps are kept for good; 0: of none."""
 
     @model_validator(mode="after")
     def _ranks_have_a_layout(self) -> "Train":

@@ -50,6 +50,10 @@ class TrainerSpec(Message):
     distillation: float
     """Coefficient of distillation; 0: none."""
     keep_checkpoints: int
+    keep_weights: int | None = None
+    """Newest exported weights that are kept; None: all."""
+    keep_every: int = 0
+    """Checkpoints and weights of every so many steps are kept for good; 0: none."""
     distillation_mode: DistillationMode = "student_sampled"
     divergence: Divergence = "reverse_kl"
     top_k: int = 0

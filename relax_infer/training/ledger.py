@@ -75,8 +75,9 @@ class Checkpoints:
         """Where the checkpoint is written before it is committed."""
         return self.folder / f"step-{step}.tmp"
 
-    def commit(self, step: int, ledger: Ledger, keep: int) -> None:
-        """The checkpoint and its ledger become durable at once; older ones than ``keep`` go."""
+    def commit(self, step: int, ledger: Ledger, keep: int, every: int = 0) -> None:
+        """The checkpoint and its ledger become durable at once; of the others the newest ``keep``
+        stay, and those of every ``every``-th step."""
         partial = self.unfinished(step)
         (partial / LEDGER).write_text(ledger.model_dump_json(indent=1))
         sync_tree(partial)
@@ -84,7 +85,17 @@ class Checkpoints:
         sync_folder(self.folder)
         self._point_to(step)
         for old in self.steps()[:-keep]:
-            shutil.rmtree(self.path(old))
+            if not _is_kept(old, every):
+                shutil.rmtree(self.path(old))
+
+    def drop_weights(self, step: int, keep: int, every: int = 0) -> None:
+        """Of the weights exported up to ``step``, the newest ``keep`` stay, and those of every
+        ``every``-th step. Call it when the step's checkpoint is durable."""
+        folder = self.folder.parent / "weights"
+        for path in folder.iterdir() if folder.is_dir() else ():
+            old = int(path.name) if path.name.isdecimal() else step
+            if old <= step - keep and not _is_kept(old, every):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _point_to(self, step: int) -> None:
         pointer = self.folder / "latest.tmp"
@@ -99,6 +110,10 @@ class Checkpoints:
             return []
         names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))
         return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _is_kept(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def read_ledger(run: RunRef) -> Ledger:

@@ -163,7 +163,10 @@ class PolicyTrainer:
 
     def _commit(self, step: int, ledger: Ledger) -> None:
         if self.rank == 0:
-            self._checkpoints.commit(step, ledger, self.spec.keep_checkpoints)
+            spec = self.spec
+            self._checkpoints.commit(step, ledger, spec.keep_checkpoints, spec.keep_every)
+            if spec.keep_weights is not None:
+                self._checkpoints.drop_weights(step, spec.keep_weights, spec.keep_every)
 
     def _build(self) -> None:
         from relax_infer.training.parallel import (

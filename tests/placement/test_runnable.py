@@ -213,6 +213,7 @@ async def test_a_run_may_go_on_from_another(
     assert (plan.begins_after, plan.steps) == (3, 9)
     assert plan.initial_weights.uri == f"{plan.run.store}/later/weights/3"
     assert plan.trainer.model_path == str(tmp_path), "the reference is the first run's"
+    assert plan.trainer.keep_weights == 2
     assert await resolved("later", begin_from={"run": "earlier"}) == plan
 
 

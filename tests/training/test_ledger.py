@@ -25,10 +25,12 @@ def entry(step: int) -> LedgerEntry:
     return LedgerEntry(result=result, partition="r/train_1", digest=f"digest-{step}")
 
 
-def commit(checkpoints: Checkpoints, step: int, ledger: Ledger, keep: int = 2) -> Ledger:
+def commit(
+    checkpoints: Checkpoints, step: int, ledger: Ledger, keep: int = 2, every: int = 0
+) -> Ledger:
     (checkpoints.begin(step) / "weights").write_text(str(step))
     ledger = ledger.with_entry(entry(step))
-    checkpoints.commit(step, ledger, keep)
+    checkpoints.commit(step, ledger, keep, every)
     return ledger
 
 
@@ -52,6 +54,19 @@ def test_the_newest_checkpoints_are_kept_and_all_entries(spec: TrainerSpec) -> N
     names = sorted(path.name for path in checkpoints.folder.iterdir())
     assert names == ["latest", "step-3", "step-4"]
     assert [e.result.step for e in read_ledger(spec.run).entries] == [1, 2, 3, 4]
+
+
+def test_some_steps_are_kept_for_good_with_their_weights(spec: TrainerSpec) -> None:
+    checkpoints, ledger = Checkpoints(spec.run), Ledger()
+    for step in range(1, 9):
+        (run_folder(spec.run) / "weights" / str(step)).mkdir(parents=True)
+        (run_folder(spec.run) / "weights" / f"{step}.partial").mkdir()
+        ledger = commit(checkpoints, step, ledger, every=3)
+        checkpoints.drop_weights(step, keep=3, every=3)
+    assert checkpoints.steps() == [3, 6, 7, 8]
+    weights = [path.name for path in (run_folder(spec.run) / "weights").iterdir()]
+    assert sorted(name for name in weights if name.isdecimal()) == ["3", "6", "7", "8"]
+    assert len(weights) == 4 + 8, "what is being written is nobody's to delete"
 
 
 def test_ten_is_newer_than_nine(spec: TrainerSpec) -> None:
