@@ -102,7 +102,7 @@ async def test_a_pool_that_others_hold_names_them_and_may_be_tried_again(
     """pains 24: in time, and with the holder's name."""
     monkeypatch.setattr(binding, "probe_bundles", pretended([("a", k) for k in range(15)]))
     await bind_pool("run-4", 15, 60)
-    with pytest.raises(TransientError) as late:
+    with pytest.raises(PermanentError) as late:  # nobody waits for `bind_timeout` twice
         await bind_pool("run-5", 2, 1)
     text = str(late.value)
     assert "bundle 1 of 2 (1 GPU and 1 CPU each) finds no room" in text
