@@ -155,7 +155,6 @@ async def test_transferqueue_put_fails(working: Working):
         assert "publish_batch refused" in await failure(client, handle)
         assert world.calls["finalise_batch"] == 0
         await nothing_may_be_trained_on(client, handle, world)
-        world.faults["generate_groups"] = ["hang"]
         await handle.execute_update("resolve", ResolveRun(who="ada", why="it is back"))
         await until(lambda: world.calls["generate_groups"] > 1)
         assert "publish_batch refused" in await refusal(book, "wait_committed", batch=BATCH)
