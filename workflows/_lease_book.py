@@ -46,6 +46,8 @@ class LeaseBook:
         self.roles = {role: RoleLease(state=LEASE.initial) for role in roles}
         self.batch: BatchRecord | None = None
         self.committed: list[str] = []
+        self.given_up: dict[str, str] = {}
+        """Batches that a person gave up, and the cause of each; as many as commits."""
         self.transitions: list[LeaseTransition] = []
 
     # --- what may happen
@@ -168,13 +170,15 @@ class LeaseBook:
         self.roles[role] = self.roles[role].model_copy(update={"reason": reason})
 
     def begin_batch(self, batch: str) -> None:
+        self.given_up.pop(batch, None)
         self.batch = BatchRecord(batch=batch, state=BATCH.initial)
 
     def note_rollout_released(self) -> None:
         self._change_batch(rollout_released=True)
 
     def note_student_scoring(self) -> None:
-        self._change_batch(student_scoring_started=True)
+        """The policy is brought up once more; its release is to be acknowledged once more."""
+        self._change_batch(student_scoring_started=True, rollout_released=False)
 
     def commit_batch(self) -> None:
         """Open the gate; the batch joins the remembered commits."""
@@ -193,7 +197,13 @@ class LeaseBook:
             self._change_batch(state=state, error=message)
 
     def abandon_batch(self) -> None:
-        """A person gave the pending or failed batch up: a new one may begin."""
+        """A person gave the pending or failed batch up: a new one may begin.
+
+        Who waits for this one hears the cause, also if they ask later."""
+        if self.batch is not None:
+            self.given_up[self.batch.batch] = self.batch.error or "a person gave it up"
+            for oldest in list(self.given_up)[:-COMMITS_REMEMBERED]:
+                del self.given_up[oldest]
         self.batch = None
 
     # --- what is
@@ -219,9 +229,18 @@ class LeaseBook:
         """Whether it shares no GPU with another role."""
         return not self._sharing(role)
 
-    @property
-    def batch_failed(self) -> bool:
-        return self.batch is not None and self.batch.state is BatchState.FAILED
+    def failure_of(self, batch: str) -> str | None:
+        """Why a batch will never be committed; None: it may be, or is."""
+        current = self.batch
+        if current is not None and current.batch == batch:
+            return current.error if current.state is BatchState.FAILED else None
+        return self.given_up.get(batch)
+
+    def rollout_is_over(self, batch: str) -> bool:
+        """Whether the policy's release was acknowledged, and nothing of the batch needs it again
+        by itself: what is asked once more then is a repeat."""
+        current = self.batch
+        return current is not None and current.batch == batch and current.rollout_released
 
     def status(self) -> LeaseStatus:
         return LeaseStatus(
@@ -237,7 +256,11 @@ class LeaseBook:
 
     def carry(self) -> dict[str, Any]:
         """Everything, for continue-as-new."""
-        return {**self.status().model_dump(mode="json"), "committed": self.committed}
+        return {
+            **self.status().model_dump(mode="json"),
+            "committed": self.committed,
+            "given_up": self.given_up,
+        }
 
     @classmethod
     def restore(cls, carried: dict[str, Any]) -> "LeaseBook":
@@ -248,6 +271,7 @@ class LeaseBook:
         book.batch = status.batch
         book.transitions = list(status.transitions)
         book.committed = list(carried["committed"])
+        book.given_up = dict(carried.get("given_up", {}))
         return book
 
     # --- pieces

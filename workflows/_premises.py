@@ -13,6 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 from relax_infer.contracts.lease import LeaseInput, RoleInput, RoleOperation, RoleResult
+from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import FrontAddress, RunPlan
 from relax_infer.contracts.training import TrainerOperation
 from workflows._calls import (
@@ -22,6 +23,7 @@ from workflows._calls import (
     RELEASE_PLACEMENT,
     STOP_FRONT,
     STOP_TRAINER,
+    Call,
 )
 from workflows._failures import text_of
 from workflows._lease_client import LeaseClient
@@ -71,14 +73,25 @@ class Premises:
 
     async def close(self) -> None:
         """Every role is proved gone before anything under it is deleted."""
-        run = self._plan.run
         self._show("stops the roles")
         await self._stop_everyone()
         self._show("takes down TransferQueue, router, gateway and the placement group")
         await self._lease.ask_to_close()
-        await CLOSE_TRANSFER_QUEUE(run, summary="TransferQueue")
-        await STOP_FRONT(run, summary="router and gateway")
-        await RELEASE_PLACEMENT(run, summary="placement group")
+        await self._take_down("TransferQueue's partitions", CLOSE_TRANSFER_QUEUE, "TransferQueue")
+        await self._take_down("router and gateway", STOP_FRONT, "router and gateway")
+        await self._take_down("the placement group", RELEASE_PLACEMENT, "placement group")
+
+    async def _take_down(self, what: str, call: Call[RunRef, RunRef], summary: str) -> None:
+        """What could not be taken down is still there: it is tried again once a person has looked.
+        Their word that nothing is left of it goes for it, too."""
+        while True:
+            try:
+                await call(self._plan.run, summary=summary)
+            except FailureError as error:
+                trouble = f"cannot take down {what}: {text_of(error)}"
+                if await self._ask_person(trouble, f"takes down {what} again") is None:
+                    continue
+            return
 
     async def restart(self, number: int) -> None:
         """Every role is proved gone, then all begin anew; what is in the store and in the ledger

@@ -195,7 +195,7 @@ class GpuLease:
         book, batch = self._book, request.batch
         match request.method:
             case "begin_batch":
-                if batch in book.committed:
+                if batch in book.committed or book.rollout_is_over(batch or ""):
                     return LeaseAnswer()
                 if book.batch is None or book.batch.batch != batch:
                     book.begin_batch(batch or "")
@@ -205,11 +205,16 @@ class GpuLease:
             case "deactivate" | "release":
                 return await self._release(_role(request))
             case "acknowledge_rollout_offloaded":
+                if book.rollout_is_over(batch or ""):
+                    return LeaseAnswer()  # a repeat must not end what was granted since
                 released = await self._release("rollout")
                 if book.batch is not None and book.batch.batch == batch:
                     book.note_rollout_released()
                 return released
             case "begin_student_scoring":
+                started = book.batch is not None and book.batch.student_scoring_started
+                if started and book.rollout_is_over(batch or ""):
+                    return LeaseAnswer()
                 book.note_student_scoring()
                 return await self._grant("rollout", request)
             case "commit_batch":
@@ -468,12 +473,10 @@ class GpuLease:
 
     async def _wait_committed(self, request: LeaseRequest) -> LeaseAnswer:
         """At most five seconds; outside callers repeat it with a new operation id."""
-        batch = request.batch
+        batch = request.batch or ""
 
         def over() -> bool:
-            current = self._book.batch
-            failed = current is not None and current.batch == batch and self._book.batch_failed
-            return batch in self._book.committed or failed
+            return batch in self._book.committed or self._book.failure_of(batch) is not None
 
         self._waiters += 1
         try:
@@ -483,8 +486,7 @@ class GpuLease:
         finally:
             self._waiters -= 1
         if batch not in self._book.committed:
-            assert self._book.batch is not None
-            raise fail(PERMANENT, f"batch {batch} failed: {self._book.batch.error}")
+            raise fail(PERMANENT, f"batch {batch} failed: {self._book.failure_of(batch)}")
         return LeaseAnswer()
 
     # --- pieces

@@ -233,11 +233,20 @@ class TrainingStep:
                 ),
                 summary="metrics and export",
             )
-        except ActivityError:
-            await CLEAR_PARTITION(self._published_request(), summary="take the partition back")
+        except ActivityError as error:
+            await self._take_partition_back(error)
             raise
         self._result = self._result.model_copy(update={"batch": finalised.metrics})
         show_reward(finalised.metrics.reward_mean)
+
+    async def _take_partition_back(self, cause: ActivityError) -> None:
+        """A partition that cannot be taken back is never committed, and the next attempt replaces
+        it; what led to it stays the cause."""
+        try:
+            await CLEAR_PARTITION(self._published_request(), summary="take the partition back")
+        except ActivityError as left:
+            told = f"{text_of(cause)}; its partition could not be taken back: {text_of(left)}"
+            raise fail(kind_of(cause), told) from cause
 
     # --- training and weights
 

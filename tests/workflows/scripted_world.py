@@ -131,6 +131,8 @@ class ScriptedWorld:
         self.moves_front_at_push = 0
         self.held, self.go_on = asyncio.Event(), asyncio.Event()
         """Fault ``hold``: the activity tells that it is at work, and waits."""
+        self.stuck, self.freed = asyncio.Event(), asyncio.Event()
+        """Fault ``hang``: likewise, of any activity, before it does what its next fault says."""
 
     # --- faults
 
@@ -139,18 +141,24 @@ class ScriptedWorld:
         self.calls[name] += 1
         queue = self.faults[name]
         fault = queue.pop(0) if queue else ""
+        if fault == "hang":
+            await self._hold(self.stuck, self.freed)
+            return await self._fault(name)
         if fault == "refuse":
             raise ApplicationError(f"{name} refused", type="Permanent", non_retryable=True)
         if fault == "flake":
             raise ApplicationError(f"{name} flaked", type="Transient", non_retryable=False)
         return fault
 
-    async def _hold(self) -> None:
-        self.held.set()
-        while not self.go_on.is_set():
+    async def _hold(
+        self, held: asyncio.Event | None = None, go_on: asyncio.Event | None = None
+    ) -> None:
+        held, go_on = held or self.held, go_on or self.go_on
+        held.set()
+        while not go_on.is_set():
             activity.heartbeat("12 of 32 groups")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.go_on.wait(), 1.0)
+                await asyncio.wait_for(go_on.wait(), 1.0)
 
     @staticmethod
     def _after(fault: str, name: str) -> None:

@@ -149,6 +149,38 @@ def test_student_scoring_needs_the_released_generation_and_every_role_asleep():
     assert "every inference role" in refused(book, request("begin_student_scoring", batch="step-1"))
 
 
+def test_who_asks_late_about_a_batch_that_was_given_up_still_hears_why():
+    book = book_with_batch()
+    assert book.failure_of("step-1") is None
+    book.fail_batch("the judge died")
+    assert book.failure_of("step-1") == "the judge died"
+    book.abandon_batch()
+    assert LeaseBook.restore(book.carry()).failure_of("step-1") == "the judge died"
+    book.begin_batch("step-1")
+    assert book.failure_of("step-1") is None
+    book.abandon_batch()
+    assert book.failure_of("step-1") == "a person gave it up"
+
+
+def test_given_up_batches_are_remembered_up_to_a_bound():
+    book = LeaseBook("default", ROLES)
+    for number in range(COMMITS_REMEMBERED + 1):
+        book.begin_batch(f"step-{number}")
+        book.abandon_batch()
+    assert book.failure_of("step-0") is None
+    assert book.failure_of("step-1") is not None
+    assert len(book.given_up) == COMMITS_REMEMBERED
+
+
+def test_student_scoring_wants_a_release_of_its_own():
+    book = book_with_batch()
+    book.note_rollout_released()
+    assert book.rollout_is_over("step-1")
+    assert not book.rollout_is_over("step-2")
+    book.note_student_scoring()
+    assert not book.rollout_is_over("step-1")
+
+
 def test_commits_are_remembered_up_to_a_bound():
     book = LeaseBook("default", ROLES)
     for number in range(COMMITS_REMEMBERED + 1):
@@ -161,6 +193,8 @@ def test_commits_are_remembered_up_to_a_bound():
 def test_a_book_survives_continue_as_new():
     book = book_with_batch()
     bring_up(book, "rollout")
+    book.abandon_batch()
+    book.begin_batch("step-2")
     book.fail_batch("no")
     again = LeaseBook.restore(book.carry())
     assert again.carry() == book.carry()
