@@ -49,6 +49,32 @@ class _Index:
     def __init__(self, snapshot: RoleSnapshot, before: dict[str, Candidates]) -> None:
         self.snapshot, self.before = snapshot, before
         self.models: dict[str, Candidates] = {}
+        self.targets: dict[tuple[str, str | None], RouteTarget] = {}
+        """By model and replica: a choice among the same is answered with the same object."""
+
+    def candidates(self, model: ModelSnapshot) -> Candidates:
+        model_id = model.model_id
+        found = self.models.get(model_id)
+        if found is None:
+            found = Candidates(self.snapshot.role.value, model, self.before.get(model_id))
+            self.models[model_id] = found
+        return found
+
+    def target(self, model: ModelSnapshot, engine: ReplicaSnapshot | None = None) -> RouteTarget:
+        """``engine``: None where the model's router picks the replica."""
+        key = (model.model_id, None if engine is None else engine.engine_id)
+        target = self.targets.get(key)
+        if target is None:
+            target = self.targets[key] = RouteTarget(
+                model_id=model.model_id,
+                base_url=(model.router_url if engine is None else engine.base_url) or "",
+                engine_id=key[1],
+                generation=0 if engine is None else engine.generation,
+                registry_epoch=self.snapshot.registry_epoch,
+                topology_revision=self.snapshot.topology_revision,
+                served_model_name=model.served_model_name,
+            )
+        return target
 
 
 class RouteResolver:
@@ -91,8 +117,9 @@ class RouteResolver:
         if found.route_mode is RouteMode.SGLANG_ROUTER:
             if found.router_url is None:
                 raise InferenceRoutingError(503, f"Model {found.model_id!r} has no router")
-            return _target(known, found, found.router_url)
-        candidates = self._candidates(known, found)
+            return self._index(known).target(found)
+        index = self._index(known)
+        candidates = index.candidates(found)
         ready = candidates.replicas
         if not ready:
             raise InferenceRoutingError(503, f"Model {found.model_id!r} has no ready replica")
@@ -102,19 +129,15 @@ class RouteResolver:
             raise InferenceRoutingError(400, "Routing policy affinity requires an affinity key")
         else:
             engine = ready[self._turn(known, found.model_id) % len(ready)]
-        return _target(known, found, engine.base_url or "", engine)
+        return index.target(found, engine)
 
-    def _candidates(self, snapshot: RoleSnapshot, model: ModelSnapshot) -> Candidates:
-        role, model_id = snapshot.role.value, model.model_id
+    def _index(self, snapshot: RoleSnapshot) -> _Index:
+        role = snapshot.role.value
         index = self._indexes.get(role)
         if index is None or index.snapshot is not snapshot:
             # Two threads may both do this; they come to the same.
             index = self._indexes[role] = _Index(snapshot, {} if index is None else index.models)
-        found = index.models.get(model_id)
-        if found is None:
-            found = Candidates(role, model, index.before.get(model_id))
-            index.models[model_id] = found
-        return found
+        return index
 
     def _turn(self, snapshot: RoleSnapshot, model_id: str) -> int:
         role, epoch = snapshot.role.value, snapshot.registry_epoch
@@ -157,20 +180,3 @@ def _select(snapshot: RoleSnapshot, model: str | None, route_key: str | None) ->
         if chosen is None:
             raise InferenceRoutingError(400, "An explicit model or route_key is required")
     return snapshot.models[chosen]
-
-
-def _target(
-    snapshot: RoleSnapshot,
-    model: ModelSnapshot,
-    base_url: str,
-    engine: ReplicaSnapshot | None = None,
-) -> RouteTarget:
-    return RouteTarget(
-        model_id=model.model_id,
-        base_url=base_url,
-        engine_id=engine.engine_id if engine else None,
-        generation=engine.generation if engine else 0,
-        registry_epoch=snapshot.registry_epoch,
-        topology_revision=snapshot.topology_revision,
-        served_model_name=model.served_model_name,
-    )

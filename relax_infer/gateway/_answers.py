@@ -1,21 +1,19 @@
 """From a backend's response to what the caller gets: a whole answer, a stream, or an error."""
 
-import asyncio
 import json
-import weakref
-from collections.abc import AsyncIterator, Callable
+import zlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import aiohttp
-
+from relax_infer.gateway._connection import Broken, Response
 from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._headers import to_caller
 from relax_infer.gateway._payload import is_json
 
-_seen: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
-"""Ends of connections whose errors are looked at."""
 _ERROR_BODY = 65536
 """Bytes of an upstream error's body that are passed on."""
+_DECODED_BODY = 1 << 30
+"""Bytes that an encoded body may come to."""
 
 
 @dataclass
@@ -37,18 +35,14 @@ class Exchange:
     rids: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
     """Addresses that may hold the request: the target, or every engine behind the router."""
-    upstream: aiohttp.ClientResponse | None = None
+    upstream: Response | None = None
     asked: bool = False
     """A backend was or is being asked."""
     finished: bool = False
     """The backend has answered and has nothing more to do for this request."""
-    unwatch: Callable[[], object] | None = None
-    """Stops looking whether the backend hangs up."""
 
 
-async def answer_of(
-    response: aiohttp.ClientResponse, exchange: Exchange, *, stream: bool
-) -> Answer:
+async def answer_of(response: Response, exchange: Exchange, *, stream: bool) -> Answer:
     """The response as it came; a stream's first chunk is awaited.
 
     ``exchange.upstream`` is the response already, so that every way out gives it back.
@@ -56,7 +50,6 @@ async def answer_of(
     Raises:
         GatewayError: an error status with the backend's own text, or 502.
     """
-    _notice_hang_up(response, exchange)
     if not 200 <= response.status < 300:
         raise await _upstream_error(response, exchange)
     if stream:
@@ -65,39 +58,10 @@ async def answer_of(
     exchange.finished = True
     if not is_json(body):
         raise GatewayError(502, "Inference backend did not answer JSON")
-    return Answer(response.status, to_caller(response.raw_headers, buffered=True), body)
+    return Answer(response.status, to_caller(response.headers, buffered=True), body)
 
 
-def _notice_hang_up(response: aiohttp.ClientResponse, exchange: Exchange) -> None:
-    """Fail a read that waits on a connection that is gone.
-
-    After a chunk that cannot be parsed aiohttp closes the connection and tells nobody who reads.
-    """
-    protocol = None if response.connection is None else response.connection.protocol
-    closed = None if protocol is None else protocol.closed
-    if closed is None:
-        return
-
-    if closed not in _seen:
-        _seen.add(closed)
-        closed.add_done_callback(_see)
-
-    def fail(_: object) -> None:
-        content = response.content
-        if not content.is_eof() and content.exception() is None:
-            content.set_exception(aiohttp.ClientPayloadError("the connection was lost"))
-
-    closed.add_done_callback(fail)
-    exchange.unwatch = lambda: closed.remove_done_callback(fail)
-
-
-def _see(closed: asyncio.Future[None]) -> None:
-    """An error that nobody asks for would be logged by asyncio."""
-    if not closed.cancelled():
-        closed.exception()
-
-
-async def stream_of(response: aiohttp.ClientResponse, exchange: Exchange) -> Answer:
+async def stream_of(response: Response, exchange: Exchange) -> Answer:
     """Whatever comes, chunk by chunk.
 
     Raises:
@@ -106,42 +70,61 @@ async def stream_of(response: aiohttp.ClientResponse, exchange: Exchange) -> Ans
     first = await _read(response)
     exchange.finished = not first
     rest = _rest(response, exchange) if first else None
-    headers = to_caller(response.raw_headers, buffered=rest is None, decoded=False)
+    headers = to_caller(response.headers, buffered=rest is None, decoded=False)
     return Answer(response.status, headers, first, rest)
 
 
-async def read_all(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body; raises GatewayError: 502."""
+async def read_all(response: Response) -> bytes:
+    """The whole body, its content encoding undone; raises GatewayError: 502."""
     try:
-        return await response.read()
-    except (aiohttp.ClientError, OSError) as error:
+        body = await response.read()
+    except Broken as error:
+        raise GatewayError(502, "Inference backend is unavailable") from error
+    for key, value in response.headers:
+        if len(key) == 16 and key.lower() == b"content-encoding":
+            body = _decoded(body, value.strip().lower())
+    return body
+
+
+def _decoded(body: bytes, encoding: bytes) -> bytes:
+    if encoding == b"identity" or not body:
+        return body
+    if encoding not in (b"gzip", b"deflate"):
+        raise GatewayError(502, "Inference backend answered in an unknown content encoding")
+    # Of "deflate" there are two kinds in use: with zlib's frame, as it is named, and without.
+    framed = encoding == b"gzip" or body[0] & 0x0F == 8
+    undo = zlib.decompressobj(wbits=47 if framed else -15)
+    try:
+        plain = undo.decompress(body, _DECODED_BODY)
+    except zlib.error as error:
+        raise GatewayError(502, "Inference backend's content encoding is broken") from error
+    if not undo.eof:
+        raise GatewayError(502, "Inference backend's content encoding is broken, or too large")
+    return plain
+
+
+async def _read(response: Response) -> bytes:
+    try:
+        return await response.read_some()
+    except Broken as error:
         raise GatewayError(502, "Inference backend is unavailable") from error
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    try:
-        return await response.content.readany()
-    except (aiohttp.ClientError, OSError) as error:
-        raise GatewayError(502, "Inference backend is unavailable") from error
-
-
-async def _rest(response: aiohttp.ClientResponse, exchange: Exchange) -> AsyncIterator[bytes]:
+async def _rest(response: Response, exchange: Exchange) -> AsyncIterator[bytes]:
     while chunk := await _read(response):
         yield chunk
     exchange.finished = True
 
 
-async def _upstream_error(response: aiohttp.ClientResponse, exchange: Exchange) -> GatewayError:
+async def _upstream_error(response: Response, exchange: Exchange) -> GatewayError:
     """The same status, with its Retry-After and what it says; a redirection is none of ours."""
     exchange.finished = True
     if response.status < 400:
         return GatewayError(502, f"Inference backend answered {response.status}")
     again = tuple(
-        (b"retry-after", value)
-        for key, value in response.raw_headers
-        if key.lower() == b"retry-after"
+        (b"retry-after", value) for key, value in response.headers if key.lower() == b"retry-after"
     )
-    length = response.content_length
+    length = response.length
     if length is None or length > _ERROR_BODY:
         return GatewayError(response.status, f"Inference backend answered {response.status}", again)
     text = (await read_all(response)).decode(errors="replace")

@@ -1,14 +1,14 @@
 """Which headers pass the gateway."""
 
-from collections.abc import Iterable
+from relax_infer.gateway._asgi import JSON, Headers
 
-from multidict import CIMultiDict
+Sent = list[tuple[bytes, bytes]]
+"""Headers on their way to a backend."""
 
-from relax_infer.gateway._asgi import Headers
-
-AFFINITY = "X-SMG-Routing-Key"
+AFFINITY = b"X-SMG-Routing-Key"
 """The caller's affinity key, for the resolver and for sglang-router alike."""
 
+_AFFINITY = AFFINITY.lower()
 _HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization"),
@@ -16,19 +16,24 @@ _HOP = frozenset(
     }
 )
 _NOT_SENT_ON = _HOP | {b"host", b"content-length", b"expect"}
+_NOT_SENT_BACK = {
+    (buffered, decoded): _HOP
+    | (frozenset({b"content-length"}) if buffered else frozenset())
+    | (frozenset({b"content-encoding"}) if decoded else frozenset())
+    for buffered in (False, True)
+    for decoded in (False, True)
+}
+"""By (buffered, decoded)."""
 
 
-def to_backend(headers: Headers) -> CIMultiDict[str]:
+def to_backend(headers: Headers) -> Sent:
     """Without those of this hop, those named in ``Connection``, and what the client recomputes."""
-    pairs = list(headers)
-    dropped = _NOT_SENT_ON | _named_in_connection(pairs)
-    kept: CIMultiDict[str] = CIMultiDict()
-    for key, value in pairs:
-        name = key.lower()
-        if name not in dropped:
-            decoded = AFFINITY if name == AFFINITY.lower().encode() else key.decode("latin-1")
-            kept.add(decoded, _decoded(value))
-    kept.setdefault("Content-Type", "application/json")
+    kept = [
+        (AFFINITY if name == _AFFINITY else key, value)
+        for name, key, value in _passed_on(headers, _NOT_SENT_ON)
+    ]
+    if not any(len(key) == 12 and key.lower() == b"content-type" for key, _ in kept):
+        kept.append(JSON)
     return kept
 
 
@@ -39,27 +44,32 @@ def to_caller(
 
     ``decoded``: its content encoding was undone.
     """
-    pairs = [(key.lower(), value) for key, value in headers]
-    dropped = _HOP | _named_in_connection(pairs)
-    if buffered:
-        dropped |= {b"content-length"}
-    if decoded:
-        dropped |= {b"content-encoding"}
-    return [(key, value) for key, value in pairs if key not in dropped]
+    dropped = _NOT_SENT_BACK[buffered, decoded]
+    return [(name, value) for name, _, value in _passed_on(headers, dropped)]
 
 
-def affinity_of(headers: CIMultiDict[str]) -> str | None:
-    return headers.get(AFFINITY)
+def affinity_of(sent: Sent) -> str | None:
+    """The first of them, as text: UTF-8 where it is."""
+    for key, value in sent:
+        if key is AFFINITY:
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return value.decode("latin-1")
+    return None
 
 
-def _named_in_connection(pairs: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    lists = [value for key, value in pairs if key.lower() == b"connection"]
-    return frozenset(name.strip().lower() for value in lists for name in value.split(b","))
-
-
-def _decoded(value: bytes) -> str:
-    """As text that the HTTP client turns into the same bytes where it can."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+def _passed_on(headers: Headers, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes, bytes]]:
+    """Of each header that stays: its name in lower case, its name as it was written, its value."""
+    kept: list[tuple[bytes, bytes, bytes]] = []
+    named: list[bytes] = []
+    for key, value in headers:
+        name = key.lower()
+        if name not in dropped:
+            kept.append((name, key, value))
+        elif name == b"connection":
+            named += value.lower().split(b",")
+    if not named:
+        return kept
+    also = {name.strip() for name in named}
+    return [each for each in kept if each[0] not in also]

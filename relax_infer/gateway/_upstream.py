@@ -1,57 +1,50 @@
 """The gateway's HTTP client: one POST, never sent again; answers read as raw bytes."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-import aiohttp
 import yarl
-from multidict import CIMultiDict
 
+from relax_infer.gateway._asgi import JSON, Headers
+from relax_infer.gateway._connection import Broken, Response
 from relax_infer.gateway._errors import GatewayError
+from relax_infer.gateway._pool import Origin, Pool
 
 log = logging.getLogger(__name__)
 
-_KEEP_ALIVE = 3.0
-"""Seconds. An SGLang server hangs up idle connections after 5; a POST must not meet that."""
-_CONNECT_TIMEOUT = 10.0
 _ABORT_TIMEOUT = 5.0
 _GET_TIMEOUT = 5.0
+_FAILURES = (Broken, OSError, ValueError)
+
+
+class _Target(NamedTuple):
+    """A parsed address."""
+
+    origin: Origin
+    head: bytes
+    """What follows the method: path, version and host."""
 
 
 class Upstream:
     """Connections to the engines and routers, kept open between requests."""
 
     def __init__(self, max_connections: int) -> None:
-        self._limit = max_connections
-        self._session: aiohttp.ClientSession | None = None
-        self._urls: dict[str, yarl.URL] = {}
+        self._pool = Pool(max_connections)
+        self._targets: dict[tuple[str, str], _Target] = {}
         self._aborts: set[asyncio.Task[None]] = set()
 
-    async def post(
-        self,
-        base_url: str,
-        path: str,
-        headers: CIMultiDict[str],
-        body: bytes,
-        *,
-        decompress: bool = False,
-    ) -> aiohttp.ClientResponse:
-        """Send once; the caller closes the answer. ``decompress``: undo its content encoding.
+    async def post(self, base_url: str, path: str, headers: Headers, body: bytes) -> Response:
+        """Send once; the caller closes the answer.
 
         Raises:
             GatewayError: 502, the backend cannot be reached.
         """
         try:
-            return await self._open().post(
-                self._url(base_url + path),
-                headers=headers,
-                data=body,
-                allow_redirects=False,
-                auto_decompress=decompress,
-            )
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return await self._send(b"POST", base_url, path, headers, body)
+        except _FAILURES as error:
             log.warning("POST %s%s: %s %s", base_url, path, type(error).__name__, error)
             raise GatewayError(502, "Inference backend is unavailable") from error
 
@@ -62,15 +55,15 @@ class Upstream:
             GatewayError: 502.
         """
         try:
-            async with self._open().get(
-                self._url(base_url + path),
-                timeout=aiohttp.ClientTimeout(total=_GET_TIMEOUT),
-                allow_redirects=False,
-                auto_decompress=True,
-            ) as answer:
-                answer.raise_for_status()
-                return await answer.json(content_type=None)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            async with asyncio.timeout(_GET_TIMEOUT):
+                answer = await self._send(b"GET", base_url, path, (), b"")
+                try:
+                    if answer.status != 200:
+                        raise ValueError(f"it answered {answer.status}")
+                    return json.loads(await answer.read())
+                finally:
+                    answer.close()
+        except _FAILURES as error:
             log.warning("GET %s%s: %s %s", base_url, path, type(error).__name__, error)
             raise GatewayError(502, "Inference backend is unavailable") from error
 
@@ -89,42 +82,45 @@ class Upstream:
     async def close(self) -> None:
         """Send the aborts that are under way, then hang up."""
         await asyncio.gather(*self._aborts)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._pool.close()
 
     async def _abort(self, base_url: str, rid: str) -> None:
+        body = json.dumps({"rid": rid}).encode()
         try:
-            async with self._open().post(
-                self._url(base_url + "/abort_request"),
-                json={"rid": rid},
-                timeout=aiohttp.ClientTimeout(total=_ABORT_TIMEOUT),
-                allow_redirects=False,
-            ) as answer:
-                if answer.status >= 400:
-                    log.warning("abort of %s at %s answered %d", rid, base_url, answer.status)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            async with asyncio.timeout(_ABORT_TIMEOUT):
+                answer = await self._send(b"POST", base_url, "/abort_request", (JSON,), body)
+                try:
+                    if answer.status >= 400:
+                        log.warning("abort of %s at %s answered %d", rid, base_url, answer.status)
+                    await answer.read()
+                finally:
+                    answer.close()
+        except _FAILURES as error:
             log.warning("abort of %s at %s: %s %s", rid, base_url, type(error).__name__, error)
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=self._limit, keepalive_timeout=_KEEP_ALIVE, ttl_dns_cache=30
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT),
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-                auto_decompress=False,
-                trust_env=False,
-            )
-        return self._session
+    async def _send(
+        self, method: bytes, base_url: str, path: str, headers: Headers, body: bytes
+    ) -> Response:
+        """Raises Broken, OSError, ValueError."""
+        target = self._targets.get((base_url, path)) or self._parse(base_url, path)
+        lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+        head = b"%b %bcontent-length: %d\r\n%b\r\n" % (method, target.head, len(body), lines)
+        # Servers let no such header through to us; this is the last place to see one.
+        ends = head.count(b"\n")
+        if b"\0" in head or head.count(b"\r") != ends or head.count(b"\r\n") != ends:
+            raise ValueError("a header has a character that no header may have")
+        return await self._pool.send(target.origin, head, body)
 
-    def _url(self, text: str) -> yarl.URL:
-        """Parsed once per address."""
-        url = self._urls.get(text)
-        if url is None:
-            if len(self._urls) > 4096:
-                self._urls.clear()
-            url = self._urls[text] = yarl.URL(text, encoded=True)
-        return url
+    def _parse(self, base_url: str, path: str) -> _Target:
+        """Done once per address."""
+        url = yarl.URL(base_url + path)
+        if url.raw_host is None or url.port is None:
+            raise ValueError(f"{base_url} names no host")
+        host = f"[{url.raw_host}]" if ":" in url.raw_host else url.raw_host
+        line = f"{url.raw_path_qs} HTTP/1.1\r\nhost: {host}"
+        line += "\r\n" if url.is_default_port() else f":{url.port}\r\n"
+        target = _Target(Origin(url.raw_host, url.port, url.scheme == "https"), line.encode())
+        if len(self._targets) > 4096:
+            self._targets.clear()
+        self._targets[base_url, path] = target
+        return target

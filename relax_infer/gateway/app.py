@@ -28,6 +28,8 @@ from relax_infer.gateway._asgi import (
     reply,
     reply_bytes,
 )
+from relax_infer.gateway._caller import Caller
+from relax_infer.gateway._deadline import Deadline
 from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._reads import Reads, Route
 from relax_infer.gateway._upstream import Upstream
@@ -193,14 +195,15 @@ async def _answer(
     """The status that the caller got."""
     task = asyncio.current_task()
     assert task is not None
-    watcher: asyncio.Task[None] | None = None
-    started = 0
+    caller = Caller(task, scope, receive)
+    came, started = False, 0
     try:
         # One clock for both: first the body has its time, then the answer.
-        async with asyncio.timeout(limits.body_seconds) as clock:
+        with Deadline(task, limits.body_seconds) as clock:
             body = await _body(scope, receive, limits)
-            watcher = asyncio.create_task(_watch(receive, task))
-            clock.reschedule(task.get_loop().time() + limits.timeout)
+            came = True
+            caller.watch()
+            clock.move(limits.timeout)
             answer = await work(body, scope["headers"], exchange)
             del body  # held no longer than its backend needs it
             started = answer.status
@@ -213,17 +216,16 @@ async def _answer(
         # collection of garbage.
         failure = GatewayError(error.status, error.detail, error.headers)
     except TimeoutError:
-        if watcher is None:
-            failure = GatewayError(408, "Request body did not come in time", (_HANG_UP,))
-        else:
+        if came:
             failure = GatewayError(504, "Inference request timed out")
+        else:
+            failure = GatewayError(408, "Request body did not come in time", (_HANG_UP,))
     except asyncio.CancelledError:
-        if watcher is not None and watcher.done() and not watcher.cancelled():
+        if caller.left:
             return CALLER_LEFT
         raise
     finally:
-        if watcher is not None:
-            watcher.cancel()
+        caller.let_go()
     if started:
         # Too late for a status; hanging up without an end tells the caller.
         log.warning("%s: answer broken off: %s", scope["path"], failure)
@@ -243,13 +245,6 @@ async def _body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     if body is None:
         raise GatewayError(413, too_large.format(limits.body_bytes), (_HANG_UP,))
     return body
-
-
-async def _watch(receive: Receive, work: asyncio.Task[None]) -> None:
-    """Interrupt the work when its caller leaves; nothing else reads these events."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    work.cancel()
 
 
 async def _refuse(scope: Scope, send: Send, error: GatewayError) -> int:

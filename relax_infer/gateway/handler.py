@@ -5,8 +5,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from multidict import CIMultiDict
-
 from relax_infer.discovery import (
     InferenceRoutingError,
     Role,
@@ -17,7 +15,7 @@ from relax_infer.discovery import (
 from relax_infer.gateway._answers import Answer, Exchange, answer_of
 from relax_infer.gateway._asgi import JSON, Headers
 from relax_infer.gateway._errors import GatewayError, routing
-from relax_infer.gateway._headers import affinity_of, to_backend
+from relax_infer.gateway._headers import Sent, affinity_of, to_backend
 from relax_infer.gateway._payload import (
     ChatRequest,
     MessagesRequest,
@@ -112,14 +110,8 @@ class InferenceGatewayHandler:
 
     def end(self, exchange: Exchange) -> None:
         """Give the connection back; unless the backend has answered, abort the request."""
-        response = exchange.upstream
-        if exchange.unwatch is not None:
-            exchange.unwatch()
-        if response is not None:
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
+        if exchange.upstream is not None:
+            exchange.upstream.close()
         if exchange.asked and not exchange.finished:
             self._upstream.abort(exchange.engines, exchange.rids)
 
@@ -177,16 +169,12 @@ class InferenceGatewayHandler:
 
     # --- pieces
 
-    async def _send_raw(
-        self, request: RawRequest, sent: CIMultiDict[str], exchange: Exchange
-    ) -> Answer:
+    async def _send_raw(self, request: RawRequest, sent: Sent, exchange: Exchange) -> Answer:
         snapshot = await self.snapshot()
         target = self._resolve(snapshot, request.to, sent)
         return await self._forward(snapshot, target, request, sent, exchange)
 
-    async def _judge(
-        self, request: MessagesRequest, sent: CIMultiDict[str], exchange: Exchange
-    ) -> Answer:
+    async def _judge(self, request: MessagesRequest, sent: Sent, exchange: Exchange) -> Answer:
         """Render, see that the model is still ready, ask once, answer with the text alone."""
         if self._render is None:
             raise GatewayError(400, "messages are not served here; send input_ids or text")
@@ -207,7 +195,7 @@ class InferenceGatewayHandler:
         snapshot: RoleSnapshot,
         target: RouteTarget,
         request: RawRequest | ChatRequest,
-        sent: CIMultiDict[str],
+        sent: Sent,
         exchange: Exchange,
     ) -> Answer:
         exchange.rids, exchange.engines = request.to.rids, _engines(snapshot, target)
@@ -221,23 +209,21 @@ class InferenceGatewayHandler:
         self,
         base_url: str,
         path: str,
-        sent: CIMultiDict[str],
+        sent: Sent,
         body: bytes,
         exchange: Exchange,
         *,
         stream: bool,
     ) -> Answer:
         exchange.asked = True
-        response = exchange.upstream = await self._upstream.post(
-            base_url, path, sent, body, decompress=not stream
-        )
+        response = exchange.upstream = await self._upstream.post(base_url, path, sent, body)
         return await answer_of(response, exchange, stream=stream)
 
     def _resolve(
         self,
         snapshot: RoleSnapshot,
         to: Selectors,
-        sent: CIMultiDict[str],
+        sent: Sent,
         resolver: RouteResolver | None = None,
     ) -> RouteTarget:
         try:

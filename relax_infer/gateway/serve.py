@@ -7,6 +7,7 @@ served, and there is no control app.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -90,6 +91,7 @@ async def serve_gateway(
             for role in options.roles:
                 pulling = asyncio.create_task(_pull(intake, role, pull))
                 stack.push_async_callback(_cancel, pulling)
+        _settle_memory()
         await asyncio.gather(
             servers[0].serve(sockets=[public]), servers[1].serve(sockets=[control])
         )
@@ -121,8 +123,19 @@ async def serve_file(
         stack.enter_context(_stopped_by_signal([server]))
         stack.push_async_callback(_cancel, asyncio.create_task(file.watch()))
         shown = f"[{host}]" if ":" in host else host
+        _settle_memory()
         listening(f"http://{shown}:{public.getsockname()[1]}")
         await server.serve(sockets=[public])
+
+
+def _settle_memory() -> None:
+    """What is there now stays: later collections of garbage need not look at it again.
+
+    Requests leave no cycles behind, so those are made rarer, too: they were 4 % of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def named_folders(pairs: Iterable[str]) -> dict[str, str]:

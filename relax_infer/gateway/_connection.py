@@ -1,0 +1,284 @@
+"""One HTTP/1.1 connection to a backend: one request at a time, its answer as raw bytes.
+
+What an answer may look like is left to llhttp in its strict mode, and to the few rules here that
+say how long its body is. Whatever breaks one of them ends the connection: it is never guessed where
+an answer ends.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+MAX_HEAD = 65_536
+"""Bytes of a status line and its headers, interim answers included."""
+HIGH_WATER = 262_144
+"""Bytes of a body that may wait for their reader; more stay with the backend."""
+
+
+class Broken(Exception):
+    """The backend hung up before its answer's end, or does not speak HTTP."""
+
+
+class Response:
+    """One answer, from its head on.
+
+    It must be closed, by whoever reads it. When its body has come whole, its connection has gone
+    back already.
+    """
+
+    __slots__ = (
+        *("_chunks", "_connection", "_error", "_loop", "_waiter", "_waiting", "_whole"),
+        *("ended", "headers", "length", "status"),
+    )
+
+    def __init__(self, connection: "Connection", loop: asyncio.AbstractEventLoop) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        """In the backend's order and spelling."""
+        self.length: int | None = None
+        """Of the body, if the backend said it."""
+        self.ended = False
+        """The whole answer has come; it may not have been read."""
+        self._connection: Connection | None = connection
+        self._loop = loop
+        self._chunks: list[bytes] = []
+        self._waiting = 0
+        self._error: Broken | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._whole = False
+
+    async def read(self) -> bytes:
+        """What is left of the body, however long.
+
+        Raises:
+            Broken: the answer broke off.
+        """
+        self._whole = True
+        while not self.ended:
+            await self._more()
+        return self._take()
+
+    async def read_some(self) -> bytes:
+        """What has come since the last read; empty at the end.
+
+        Raises:
+            Broken: the answer broke off, and what came before was read.
+        """
+        while not self._chunks and not self.ended:
+            await self._more()
+        return self._take()
+
+    async def head(self) -> None:
+        """Wait for status and headers; raises Broken."""
+        while not self.status:
+            await self._more()
+
+    def close(self) -> None:
+        """Hang up, unless the answer has ended; a repeat changes nothing."""
+        if self._connection is not None:
+            self._connection.hang_up()
+
+    # --- the connection's side
+
+    def headed(self, status: int, headers: list[tuple[bytes, bytes]], length: int | None) -> None:
+        self.status, self.headers, self.length = status, headers, length
+        self._wake()
+
+    def got(self, chunk: bytes) -> bool:
+        """Whether the backend must wait until some of it is read."""
+        self._chunks.append(chunk)
+        self._waiting += len(chunk)
+        if self._whole:
+            return False
+        self._wake()
+        return self._waiting > HIGH_WATER
+
+    def over(self, error: Broken | None = None) -> None:
+        """Nothing more will come."""
+        self._connection = None
+        if error is None:
+            self.ended = True
+        else:
+            self._error = error
+        self._wake()
+
+    def _take(self) -> bytes:
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._waiting = 0
+        return data
+
+    async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._connection is not None:
+            self._connection.go_on()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Connection(asyncio.Protocol):
+    """Sends requests one after the other.
+
+    ``over`` is called once for each, with whether the next one may follow; ``lost`` once, when the
+    connection is gone.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        over: Callable[["Connection", bool], None],
+        lost: Callable[["Connection"], None],
+    ) -> None:
+        self.idle_since = 0.0
+        """On the loop's clock, while it waits for a request."""
+        self._loop, self._over, self._lost = loop, over, lost
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: Response | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._in_head = True
+        self._until_close = False
+        self._paused = False
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, head: bytes, body: bytes) -> Response:
+        """Write a whole request. The backend may answer before it has read it.
+
+        Raises:
+            Broken: the connection is gone; nothing was sent.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise Broken("the backend hung up")
+        assert self._response is None
+        response = self._response = Response(self, self._loop)
+        self._head_bytes, self._in_head, self._until_close = 0, True, False
+        if len(body) < 4096:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        return response
+
+    def go_on(self) -> None:
+        """The reader has caught up."""
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def hang_up(self) -> None:
+        """At once: what was not sent yet is dropped."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._break(Broken("hung up"))
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's has the methods but is no subclass.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._until_close and exc is None and self._response is not None:
+            self._end()
+        self._break(Broken("the backend hung up" if exc is None else str(exc)))
+        self._lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._response is None:  # it was not asked
+            self.hang_up()
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            reason = error.__context__ if isinstance(error.__context__, Broken) else error
+            self._fail(str(reason))
+            return
+        if self._in_head and self._head_bytes > MAX_HEAD:
+            self._fail("the head of its answer is too large")
+
+    # --- the parser's side; what is raised here ends the connection
+
+    def on_message_begin(self) -> None:
+        if self._response is None:
+            raise Broken("it answered twice")
+        self._headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if not 100 <= status <= 599 or status == 101:
+            raise Broken(f"it answered {status}")
+        if self._response is None or status < 200:
+            return
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Broken(f"it answered in HTTP/{version}")
+        length, chunked = None, False
+        for name, value in self._headers:
+            if len(name) == 14 and name.lower() == b"content-length":
+                length = int(value)
+            elif len(name) == 17 and name.lower() == b"transfer-encoding":
+                if chunked or version == "1.0" or value.lower() != b"chunked":
+                    raise Broken("its Transfer-Encoding is not chunked alone")
+                chunked = True
+        self._in_head = False
+        self._until_close = not chunked and length is None and status not in (204, 304)
+        self._response.headed(status, self._headers, length)
+
+    def on_body(self, body: bytes) -> None:
+        response, transport = self._response, self._transport
+        if response is None or transport is None:
+            return
+        if response.got(body) and not self._paused:
+            self._paused = True
+            transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if not self._in_head:  # else an interim answer
+            self._end()
+
+    # --- ends
+
+    def _end(self) -> None:
+        """The answer is whole; the connection goes on to the next request, or away."""
+        response, transport = self._response, self._transport
+        if response is None or transport is None:
+            return
+        self._response = None
+        self.go_on()
+        response.over()
+        # A request that was answered before it was read would stand before the next one.
+        usable = self._parser.should_keep_alive() and not transport.get_write_buffer_size()
+        if not usable:
+            transport.abort()
+        self._over(self, usable)
+
+    def _fail(self, reason: str) -> None:
+        self._break(Broken(reason))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _break(self, error: Broken) -> None:
+        response, self._response = self._response, None
+        if response is not None:
+            response.over(error)
+            self._over(self, False)
