@@ -11,6 +11,7 @@ from activities._progress import teller
 from activities._run_files import store_of
 from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
+from relax_infer.contracts.alarms import LogProbBound
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
@@ -24,7 +25,7 @@ from relax_infer.placement import (
 )
 from relax_infer.placement.device import cluster_device
 from relax_infer.placement.sharing import roles_apart
-from relax_infer.samples import StagingStore
+from relax_infer.samples import StagingStore, make_problems
 from relax_infer.scoring import require_usable
 from relax_infer.tiny.models import ensure_models
 from relax_infer.training import weights_digest
@@ -49,9 +50,18 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
     _claim(store, request)
+    _check_sets(recipe)
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
     return _plan(run, recipe, placed, _models(recipe, home / "models"))
+
+
+def _check_sets(recipe: Recipe) -> None:
+    """Raises PermanentError for a set of the evaluation whose problems cannot be had: now, not at
+    the first evaluation."""
+    for each in recipe.evaluation.sets:
+        if each.source is not None:
+            make_problems(recipe, each)
 
 
 def _claim(store: StagingStore, request: ResolveRequest) -> None:
@@ -200,6 +210,7 @@ def _plan(
         phase_attempts=recipe.phase_attempts,
         apart=tuple(pair for pair in pairs if frozenset(pair) in apart),
         max_staleness=recipe.max_staleness,
+        logprob_bound=LogProbBound.model_validate(recipe.train.logprob_bound.model_dump()),
     )
 
 

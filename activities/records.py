@@ -6,6 +6,7 @@ from temporalio import activity
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
+from activities._recoveries import recoveries_since
 from activities._run_files import store_of
 from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.lease import LeaseStatus
@@ -15,8 +16,13 @@ from relax_infer.contracts.run import RecordRequest, StepRecord
 
 @activity.defn
 async def write_step_record(request: RecordRequest) -> StagedRef:
-    """Phases, times, metrics and the lease's transitions during the step, as one JSON file."""
-    record = request.record.model_copy(update={"transitions": await _transitions(request)})
+    """Phases, times, metrics, the lease's transitions during the step and the recoveries of
+    replicas, as one JSON file."""
+    transitions = await _transitions(request)
+    recoveries = await recoveries_since(activity.client(), request.run.run, request.since)
+    record = request.record.model_copy(
+        update={"transitions": transitions, "recoveries": recoveries}
+    )
     return await asyncio.to_thread(_write, request.run, record)
 
 
