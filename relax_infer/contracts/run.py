@@ -154,13 +154,14 @@ class Evaluation(Message):
 
     @property
     def scores(self) -> dict[str, float]:
-        """Name of a set, or of a set and its pass@k, and the value."""
+        """Name of a set, or of a set and its pass@k above pass@1, which is the accuracy, and the
+        value."""
         return {
             name: value
             for each in self.sets
             for name, value in (
                 (each.name, each.accuracy),
-                *((f"{each.name} pass@{k}", value) for k, value in each.pass_at.items()),
+                *((f"{each.name} pass@{k}", v) for k, v in each.pass_at.items() if k > 1),
             )
         }
 
@@ -251,6 +252,15 @@ class PhaseRetry(Message):
     recovered: float | None = None
     """When a later attempt had succeeded; None: none did."""
     error: str
+
+
+class GaveUp(Message):
+    """An earlier attempt at a step, that gave up and was tried again."""
+
+    error: str
+    began: float
+    """Unix seconds, workflow time, as ``ended``."""
+    ended: float
 
 
 class StepStatus(Message):
@@ -346,6 +356,8 @@ class StepRecord(Message):
     recoveries: tuple[RecoveryTrace, ...] = ()
     """Of replicas, that were at work during the step or shortly before it. One that spans steps is
     in the record of each, last as it went on."""
+    earlier: tuple[GaveUp, ...] = ()
+    """Attempts before this one; their retries and transitions are among this record's."""
 
 
 class RecordRequest(Message):
