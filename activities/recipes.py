@@ -12,6 +12,7 @@ from activities._run_files import store_of
 from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
 from relax_infer.config.recipe import GenRM, Teacher
+from relax_infer.contracts.alarms import LogProbBound
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
@@ -25,7 +26,7 @@ from relax_infer.placement import (
 )
 from relax_infer.placement.device import cluster_device
 from relax_infer.placement.sharing import roles_apart
-from relax_infer.samples import StagingStore, load_task
+from relax_infer.samples import StagingStore, load_task, make_problems
 from relax_infer.samples.prompt_file import file_sha256
 from relax_infer.scoring import require_usable
 from relax_infer.tiny.models import ensure_models
@@ -52,6 +53,7 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
     earlier, heritage = _heritage(request.start.begin_from, run, recipe)
+    _check_sets(recipe)
     _claim(store, request)
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
@@ -104,6 +106,14 @@ def _heritage(
             cure="Raise steps: they count from the first run's first step.",
         )
     return earlier, heritage
+
+
+def _check_sets(recipe: Recipe) -> None:
+    """Raises PermanentError for a set of the evaluation whose problems cannot be had: now, not at
+    the first evaluation."""
+    for each in recipe.evaluation.sets:
+        if each.source is not None:
+            make_problems(recipe, each)
 
 
 def _claim(store: StagingStore, request: ResolveRequest) -> None:
@@ -258,6 +268,7 @@ def _plan(
         phase_attempts=recipe.phase_attempts,
         apart=tuple(pair for pair in pairs if frozenset(pair) in apart),
         max_staleness=recipe.max_staleness,
+        logprob_bound=LogProbBound.model_validate(recipe.train.logprob_bound.model_dump()),
     )
 
 

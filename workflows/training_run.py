@@ -22,6 +22,7 @@ from relax_infer.contracts.run import (
     StepResult,
     TurnAnswer,
     batch_of,
+    more_than_accuracy,
 )
 from relax_infer.machines import RUN, RunEvent, RunState
 from workflows._ahead import StepsAhead
@@ -87,6 +88,8 @@ class TrainingRun:
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
         self._bound = False
+        self._alarm: str | None = None
+        """Why the run pauses, if nobody asked for it."""
         if start.carried is not None:
             self._take_over(start.carried)
 
@@ -249,7 +252,9 @@ class TrainingRun:
     async def _next_step(self) -> None:
         """One step, or a wait for the person who paused or must decide."""
         if self._state is RunState.PAUSING:
-            self._move(RunEvent.STEP_ENDED, "is paused; `relax-infer resume` goes on")
+            why = f" ({self._alarm})" if self._alarm else ""
+            self._alarm = None
+            self._move(RunEvent.STEP_ENDED, f"is paused{why}; `relax-infer resume` goes on")
         if self._state in (RunState.PAUSED, RunState.BLOCKED):
             await workflow.wait_condition(
                 lambda: self._state not in (RunState.PAUSED, RunState.BLOCKED)
@@ -473,14 +478,25 @@ class TrainingRun:
                 step=result.step,
                 reward=batch.reward_mean if batch else None,
                 accuracy=evaluation.accuracy if evaluation else None,
+                evaluated=more_than_accuracy(evaluation),
                 teacher_kl=batch.teacher_kl if batch else None,
                 loss=training.loss if training else None,
+                logprob_gap=training.logprob_gap if training else None,
+                alarms=result.alarms,
                 seconds=result.seconds,
                 record=result.record,
             )
         )
         show_weights(result.weights.version)
         show_reward(batch.reward_mean if batch else None)
+        self._heed(result)
+
+    def _heed(self, result: StepResult) -> None:
+        """Pause where the recipe wants it for an alarm; not after the last step."""
+        wanted = result.alarms and self._planned.logprob_bound.action == "pause"
+        if wanted and result.step < self._target and RUN.allows(self._state, RunEvent.PAUSE_ASKED):
+            self._alarm = f"step {result.step}: {'; '.join(result.alarms)}"
+            self._move(RunEvent.PAUSE_ASKED, f"pauses: {self._alarm}")
 
     def _need(self, event: RunEvent) -> None:
         if not RUN.allows(self._state, event):
@@ -497,9 +513,11 @@ class TrainingRun:
     def _show(self, doing: str) -> None:
         self._doing = doing
         show_state(self._state)
-        rows = [
-            (f"step {p.step}", f"reward {_shown(p.reward)}, accuracy {_shown(p.accuracy)}")
+        rows = [(f"step {p.step}", _told(p)) for p in self._progress[-5:]]
+        rows += [
+            ("**warning**", f"step {p.step}: {alarm}")
             for p in self._progress[-5:]
+            for alarm in p.alarms
         ]
         if self._plan is not None:
             rows += placement_rows(self._plan)
@@ -518,6 +536,11 @@ def _word(resolved: ResolveRun | None) -> str | None:
     if resolved is None or not resolved.confirm_released:
         return None
     return f"{resolved.who}: {resolved.why}"
+
+
+def _told(progress: RunProgress) -> str:
+    text = f"reward {_shown(progress.reward)}, accuracy {_shown(progress.accuracy)}"
+    return text + "".join(f", {name} {value:.3f}" for name, value in progress.evaluated.items())
 
 
 def _shown(value: float | None) -> str:

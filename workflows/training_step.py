@@ -26,6 +26,7 @@ from relax_infer.contracts.refs import StagedRef, WeightsRef
 from relax_infer.contracts.run import (
     Evaluation,
     FrontAddress,
+    PhaseRetry,
     PhaseTime,
     RecordRequest,
     StepInput,
@@ -86,6 +87,7 @@ class TrainingStep:
         self._began = self._entered = workflow.time()
         self._phases: list[PhaseTime] = []
         self._attempts: dict[str, int] = {}
+        self._retries: list[PhaseRetry] = []
         self._weights = start.weights
         self._holding: list[str] = []
         """Roles to let go, in the order in which they were taken."""
@@ -268,8 +270,15 @@ class TrainingStep:
         self._show(f"trains on {request.keys} samples")
         trained = await self._run_phase(TRAIN_STEP, lambda: request, "train")
         await self._done_with("trainer")
+        breach = self._plan.logprob_bound.breach(trained.logprob_gap, trained.logprob_gap_max)
+        if breach is not None:
+            workflow.logger.warning("step %d: %s", self._start.step, breach)
         self._result = self._result.model_copy(
-            update={"training": trained, "weights": trained.weights}
+            update={
+                "training": trained,
+                "weights": trained.weights,
+                "alarms": (breach,) if breach else (),
+            }
         )
 
     async def _publish_weights(self) -> None:
@@ -405,9 +414,22 @@ class TrainingStep:
         pause = 0.5
         for attempt in range(1, self._plan.phase_attempts + 1):
             self._attempts[summary] = self._attempts.get(summary, 0) + 1
+            began = workflow.time()
             try:
-                return await call(make(), summary=f"{summary}, attempt {attempt}")
+                done = await call(make(), summary=f"{summary}, attempt {attempt}")
+                self._recovered(summary)
+                return done
             except ActivityError as error:
+                self._retries.append(
+                    PhaseRetry(
+                        phase=self._phase,
+                        what=summary,
+                        attempt=attempt,
+                        began=began,
+                        failed=workflow.time(),
+                        error=text_of(error),
+                    )
+                )
                 if kind_of(error) == PERMANENT or attempt == self._plan.phase_attempts:
                     raise
                 self._show(f"will {summary} again: {text_of(error)}")
@@ -417,6 +439,16 @@ class TrainingStep:
                     await self._until_ready(role, error)
                 self._front = await ENSURE_FRONT(self._plan.run, summary="router and gateway")
         raise AssertionError("unreachable")
+
+    def _recovered(self, what: str) -> None:
+        """The failures of this work so far were made good."""
+        now = workflow.time()
+        self._retries = [
+            each.model_copy(update={"recovered": now})
+            if each.what == what and each.recovered is None
+            else each
+            for each in self._retries
+        ]
 
     async def _until_ready(self, role: str, error: ActivityError) -> None:
         """Wait until lost engines of the role are rebuilt, for as long as a person may need."""
@@ -470,7 +502,13 @@ class TrainingStep:
     def _show(self, doing: str) -> None:
         self._doing = doing
         show_state(self._phase)
-        rows = [(str(p.phase), f"{p.seconds:.2f} s") for p in self._phases]
+        rows = [("**warning**", alarm) for alarm in self._result.alarms]
+        evaluation = self._result.evaluation
+        if evaluation is not None:
+            told = evaluation.scores or {"accuracy": evaluation.accuracy}
+            pinned = f"with weights {evaluation.weight_version}"
+            rows += [(name, f"{value:.3f} {pinned}") for name, value in told.items()]
+        rows += [(str(p.phase), f"{p.seconds:.2f} s") for p in self._phases]
         show_details(f"Step {self._start.step} {doing}. **{self._phase}**", rows)
 
     async def _give_up(self, error: BaseException) -> None:
@@ -502,6 +540,7 @@ class TrainingStep:
             outcome=self._phase,
             result=result,
             error=self._error,
+            retries=tuple(self._retries),
         )
         staged = await WRITE_STEP_RECORD(
             RecordRequest(run=self._plan.run, record=record, since=self._began),

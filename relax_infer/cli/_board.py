@@ -42,6 +42,8 @@ def board(glance: Glance, page: str | None, note: str | None = None) -> Renderab
             parts += [Text(), table]
     if glance.run.progress:
         parts += [Text(), _steps(glance.run.progress[-ROWS:])]
+    for each in glance.run.progress[-ROWS:]:
+        parts += [Text(f"step {each.step}: {alarm}", style="yellow") for alarm in each.alarms]
     if glance.run.state is RunState.BLOCKED:
         parts += [Text(), *(Text(line, style="yellow") for line in blocked_lines(glance))]
     if note:

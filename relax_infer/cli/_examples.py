@@ -34,7 +34,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "its processes are gone",
         ),
     ),
-    "report": (("relax-infer report run-1 --out report.html", "one file, for any browser"),),
+    "report": (
+        ("relax-infer report run-1 --out report.html", "one file, for any browser"),
+        ("relax-infer report run-1 --steps 3-9", "of these steps"),
+    ),
     "samples": (
         ("relax-infer samples run-1 3", "samples of step 3"),
         ("relax-infer samples run-1 3 --where 'reward<0.5' --limit 5", "the bad ones"),

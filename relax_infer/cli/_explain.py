@@ -11,7 +11,7 @@ from relax_infer.cli._history import Done, Told, clock
 from relax_infer.cli._pending import Activity, Pending
 from relax_infer.cli._view import number
 from relax_infer.contracts.lease import LeaseStatus
-from relax_infer.contracts.run import PhaseTime, StepRecord, StepResult
+from relax_infer.contracts.run import Evaluation, PhaseTime, StepRecord, StepResult
 from relax_infer.machines import RunState, StepPhase
 
 _SLOW = 2.0
@@ -212,8 +212,25 @@ def _left(known: Evidence) -> Iterator[str]:
         yield from (f"Dropped: {count} for {why}." for why, count in batch.drop_reasons.items())
     if result.training is not None:
         yield f"The update: loss {number(result.training.loss)}, weights {result.weights.version}."
+    yield from (f"Warning: {alarm}." for alarm in result.alarms)
     if result.evaluation is not None:
-        yield f"Accuracy {number(result.evaluation.accuracy)} on the held-out problems."
+        yield from _evaluated(result.evaluation)
+
+
+def _evaluated(evaluation: Evaluation) -> Iterator[str]:
+    weights = f"with weights {evaluation.weight_version}"
+    if not evaluation.sets:
+        yield f"Accuracy {number(evaluation.accuracy)} on the held-out problems, {weights}."
+    for each in evaluation.sets:
+        passed = "".join(f", pass@{k} {number(value)}" for k, value in each.pass_at.items())
+        answers = f"{each.problems} problems" + (
+            f", {each.samples} answers each" if each.samples > 1 else ""
+        )
+        refused = f"; {each.unanswered} answers were refused" if each.unanswered else ""
+        yield (
+            f"Accuracy {number(each.accuracy)}{passed} on {each.name} ({answers}), {weights}"
+            f"{refused}."
+        )
 
 
 def _cures(known: Evidence) -> Iterator[str]:

@@ -114,13 +114,19 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The HTML file [RUN.html].")
     ] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="FIRST-LAST", help="Only these steps, as 3-9, 7 or 3-.")
+    ] = None,
     as_json: Json = False,
     home: Home = HOME,
 ) -> None:
-    """Write one HTML file about a run: curves, steps, who held the GPUs when."""
+    """Write one HTML file about a run: curves, time, GPUs, incidents and a sample browser.
+
+    It needs no network, and nothing of the run has to be at work.
+    """
     from relax_infer.cli._reports import report_of
 
-    path = asyncio.run(report_of(home, run, out or Path(f"{run}.html")))
+    path = asyncio.run(report_of(home, run, out or Path(f"{run}.html"), steps))
     typer.echo(json.dumps({"run": run, "report": str(path)}) if as_json else f"Report: {path}")
 
 

@@ -9,8 +9,9 @@ from relax_infer.cli._server import connected
 from relax_infer.contracts.run import RunStatus
 
 
-async def report_of(home: Path, run: str, out: Path) -> Path:
-    """Write the report of a run. Of the local stack also when nothing of it runs any more.
+async def report_of(home: Path, run: str, out: Path, steps: str | None = None) -> Path:
+    """Write the report of a run, or of its ``steps`` as ``3-9``. Of the local stack also when
+    nothing of it runs any more.
 
     Raises:
         RelaxError: there is no such run, it has no step yet, or the file cannot be written.
@@ -23,11 +24,11 @@ async def report_of(home: Path, run: str, out: Path) -> Path:
         store = store_with(home, run)
         if store is None:
             raise
-        return _write(store, run, out)
-    return report(status, out)
+        return _write(store, run, out, steps)
+    return report(status, out, steps)
 
 
-def report(run: RunStatus, out: Path) -> Path:
+def report(run: RunStatus, out: Path, steps: str | None = None) -> Path:
     """Write the report of a run to ``out``.
 
     Raises:
@@ -38,7 +39,7 @@ def report(run: RunStatus, out: Path) -> Path:
         raise CommandError(
             f"Run {run.run} keeps no files: it is {run.state}.", cure="Wait for its first step."
         )
-    return _write(run.store, run.run, out)
+    return _write(run.store, run.run, out, steps)
 
 
 def store_with(home: Path, run: str) -> str | None:
@@ -47,11 +48,11 @@ def store_with(home: Path, run: str) -> str | None:
     return store.as_uri() if (store / run / "steps").is_dir() else None
 
 
-def _write(store_url: str, run: str, out: Path) -> Path:
+def _write(store_url: str, run: str, out: Path, steps: str | None) -> Path:
     from relax_infer.report import write_report
 
     try:
-        return write_report(store_url, run, out)
+        return write_report(store_url, run, out, steps)
     except OSError as error:
         raise CommandError(
             f"The report {out} cannot be written: {error}.", cure="Name another file."

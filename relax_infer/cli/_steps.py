@@ -16,7 +16,13 @@ from relax_infer.cli._runs import NobodyAnswersError, Runs, at_work
 from relax_infer.cli._server import connected
 from relax_infer.cli._watching import EARLIER, Watcher, expected, step_history, step_result
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.run import ResolveRun, RunProgress, RunStatus, StepRecord
+from relax_infer.contracts.run import (
+    ResolveRun,
+    RunProgress,
+    RunStatus,
+    StepRecord,
+    more_than_accuracy,
+)
 from relax_infer.machines import RunState, StepPhase
 
 _LOOK_PATIENCE = 20.0
@@ -178,7 +184,10 @@ def _progress(record: StepRecord) -> RunProgress:
         step=record.step,
         reward=batch.reward_mean if batch else None,
         accuracy=evaluation.accuracy if evaluation else None,
+        evaluated=more_than_accuracy(evaluation),
         teacher_kl=batch.teacher_kl if batch else None,
         loss=training.loss if training else None,
+        logprob_gap=training.logprob_gap if training else None,
+        alarms=record.result.alarms,
         seconds=sum(phase.seconds for phase in record.result.phases),
     )

@@ -44,7 +44,9 @@ def replica_line(group: GroupSnapshot, replica: ReplicaReport) -> str:
 def finished_line(progress: RunProgress) -> str:
     """One finished step."""
     told = "  ".join(f"{name} {value}" for name, value in cells(progress) if value != "-")
-    return f"step {progress.step:>3}  done in {progress.seconds:.1f} s  {told}".rstrip()
+    told += "".join(f"  {name} {value:.3f}" for name, value in progress.evaluated.items())
+    warned = "".join(f"  warning: {alarm}" for alarm in progress.alarms)
+    return f"step {progress.step:>3}  done in {progress.seconds:.1f} s  {told}{warned}".rstrip()
 
 
 def step_line(step: int, phase: str, progress: RunProgress | None, error: str | None) -> str:
@@ -90,6 +92,10 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
+def _small(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
 def cells(progress: RunProgress) -> tuple[tuple[str, str], ...]:
     """Name and value of what a finished step is judged by."""
     return (
@@ -97,4 +103,5 @@ def cells(progress: RunProgress) -> tuple[tuple[str, str], ...]:
         ("accuracy", number(progress.accuracy)),
         ("teacher KL", number(progress.teacher_kl)),
         ("loss", number(progress.loss)),
+        ("log-prob gap", _small(progress.logprob_gap)),
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from relax_infer.config.data import Data
+from relax_infer.config.evaluation import EvaluationPlan
 from relax_infer.config.placed import (
     Cluster,
     Critic,
@@ -18,6 +19,7 @@ from relax_infer.config.placed import (
     ServerGroup,
     TrainingGroup,
 )
+from relax_infer.contracts.alarms import LogProbBound, Nats
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.fractions import GpuFraction
 
@@ -264,6 +266,15 @@ class Schedule(ScheduleSpec, Section):
     """Learning rate over training steps: a linear warm-up to train.learning_rate, then style."""
 
 
+class RecipeLogProbBound(LogProbBound, Section):
+    """How far the engines' log-probs of the sampled tokens may be from the trainer's own, before
+    the update. Past it the step's details, the progress line and the report warn. With stale
+    samples the difference holds what the policy learned since, too."""
+
+    mean: Nats | None = 0.1
+    """Mean absolute difference over trained tokens, nats. Empty: no bound."""
+
+
 class Train(Section):
     """One policy update per step."""
 
@@ -300,6 +311,7 @@ class Train(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of weights and activations; bf16: with float32 masters, gradients and optimizer state."""
     algorithm: Algorithm = Algorithm()
+    logprob_bound: RecipeLogProbBound = RecipeLogProbBound()
     advantage_eps: Annotated[float, Field(gt=0)] = 1e-4
     """Added to a group's standard deviation of rewards."""
     ray_gpu_fraction: GpuFraction = 0.4
@@ -322,13 +334,6 @@ class Train(Section):
                 "sequence_parallel needs tensor_parallel above 1: raise it, or leave it out"
             )
         return self
-
-
-class EvaluationPlan(Section):
-    """Greedy answers to the held-out problems."""
-
-    every: Annotated[int, Field(ge=0)] = 5
-    """Steps between evaluations, also before the first and after the last; 0: never."""
 
 
 class Lease(Section):
@@ -480,6 +485,7 @@ class Recipe(Section):
                     f"teacher.max_logprob_cells is {teacher.max_logprob_cells}, one position with"
                     f" distillation.top_k {distillation.top_k} may need {cells}: raise it"
                 )
+        self._sets_can_be_asked()
         self._schedule_fits(self.train.schedule)
         ppo = self.train.algorithm.estimator == "ppo"
         if ppo and self.critic is None:
@@ -495,6 +501,20 @@ class Recipe(Section):
                 " use fewer mini-batches"
             )
         return self
+
+    def _sets_can_be_asked(self) -> None:
+        tiny = self.rollout.model.startswith("tiny:")
+        for each in self.evaluation.sets:
+            if each.source is None and each.problems > self.data.held_out:
+                raise ValueError(
+                    f"evaluation set {each.name}: problems is {each.problems}, data.held_out is"
+                    f" {self.data.held_out}: lower the former, or raise the latter"
+                )
+            if each.source is not None and tiny != (each.source == "tiny.sort4"):
+                raise ValueError(
+                    f"evaluation set {each.name}: source is {each.source}, whose problems"
+                    f" {self.rollout.model} cannot read: choose another source"
+                )
 
     def _schedule_fits(self, schedule: Schedule) -> None:
         end = schedule.decay_steps or self.steps

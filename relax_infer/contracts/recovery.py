@@ -36,6 +36,24 @@ class RecoveryNote(Message):
     """BLOCKED and ABANDONED: what is missing; a state entered again: what failed before."""
 
 
+class RecoveryTrace(Message):
+    """A recovery as it went, for reports."""
+
+    workflow: str
+    """Its workflow id."""
+    engine_id: str
+    role: str
+    cause: str
+    states: tuple[tuple[RecoveryState, float], ...]
+    """Each state with the Unix seconds at which it was entered; the first is when the loss was
+    noticed and the replica fenced."""
+    ended: float | None = None
+    """Unix seconds; None: it had not when this was written."""
+    why: str | None = None
+    """Why it was not rebuilt."""
+    resolved_by: str | None = None
+
+
 class RecoveryResult(Message):
     """READMITTED with the replica's report, or ABANDONED with its GPUs free."""
 

@@ -4,8 +4,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from relax_infer.contracts.alarms import LogProbBound
 from relax_infer.contracts.base import Message, StartInput
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole
+from relax_infer.contracts.recovery import RecoveryTrace
 from relax_infer.contracts.refs import RunRef, StagedRef, WeightsRef
 from relax_infer.contracts.training import TrainerSpec, TrainResult
 from relax_infer.machines import RunState, StepPhase
@@ -65,6 +67,7 @@ class RunPlan(Message):
     """Steps that the weights which generate a batch may be behind those trained on it."""
     begins_after: int = 0
     """Last step of the run that this one goes on from; 0: none."""
+    logprob_bound: LogProbBound = LogProbBound()
 
     def sharing(self, role: str) -> tuple[str, ...]:
         """Roles that use a GPU of ``role``'s."""
@@ -129,16 +132,59 @@ class PhaseTime(Message):
     seconds: float
 
 
+class SetEvaluation(Message):
+    """One named set of an evaluation."""
+
+    name: str
+    problems: int
+    samples: int
+    """Answers to each problem."""
+    accuracy: float
+    """Share of all answers that are right: pass@1."""
+    accuracy_error: float | None = None
+    """Standard error of it over problems."""
+    pass_at: dict[int, float] = Field(default_factory=dict[int, float])
+    """k → pass@k."""
+    unanswered: int = 0
+    """Answers that the engine refused to give; they count as not right."""
+    truncated: int = 0
+    """Answers that hit their token limit."""
+    response_tokens: int = 0
+    """Of all answers together."""
+
+
 class Evaluation(Message):
-    """Accuracy on the held-out problems with pinned weights."""
+    """What was answered right with pinned weights."""
 
     step: int
     weight_version: int
     problems: int
+    """Of the first set."""
     accuracy: float
-    """Share answered exactly right, greedy."""
+    """Of the first set."""
     unanswered: int = 0
-    """Problems whose request failed; an evaluation with any is reported, never rounded away."""
+    """Of all sets: answers that the engine refused to give."""
+    sets: tuple[SetEvaluation, ...] = ()
+    """Empty in records of before there were sets."""
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Name of a set, or of a set and its pass@k above pass@1, which is the accuracy, and the
+        value."""
+        return {
+            name: value
+            for each in self.sets
+            for name, value in (
+                (each.name, each.accuracy),
+                *((f"{each.name} pass@{k}", v) for k, v in each.pass_at.items() if k > 1),
+            )
+        }
+
+
+def more_than_accuracy(evaluation: Evaluation | None) -> dict[str, float]:
+    """Its scores, unless the accuracy says it all."""
+    scores = evaluation.scores if evaluation is not None else {}
+    return scores if len(scores) > 1 else {}
 
 
 class BatchMetrics(Message):
@@ -198,11 +244,38 @@ class StepResult(Message):
     evaluation: Evaluation | None = None
     phases: tuple[PhaseTime, ...] = ()
     record: StagedRef | None = None
+    alarms: tuple[str, ...] = ()
+    """Bounds of the recipe that were passed, in words."""
 
     @property
     def seconds(self) -> float:
         """From the first phase to the end of the last."""
         return sum(phase.seconds for phase in self.phases)
+
+
+class PhaseRetry(Message):
+    """A phase that failed for a reason that may pass, and was run again."""
+
+    phase: StepPhase
+    what: str
+    """Generate, train, …"""
+    attempt: int
+    """The one that failed, from 1."""
+    began: float
+    """Unix seconds, workflow time, of all three."""
+    failed: float
+    recovered: float | None = None
+    """When a later attempt had succeeded; None: none did."""
+    error: str
+
+
+class GaveUp(Message):
+    """An earlier attempt at a step, that gave up and was tried again."""
+
+    error: str
+    began: float
+    """Unix seconds, workflow time, as ``ended``."""
+    ended: float
 
 
 class StepStatus(Message):
@@ -223,10 +296,15 @@ class RunProgress(Message):
     step: int
     reward: float | None = None
     accuracy: float | None = None
+    evaluated: dict[str, float] = Field(default_factory=dict[str, float])
+    """Accuracy and pass@k of every set, where there is more to tell than the accuracy."""
     teacher_kl: float | None = None
     loss: float | None = None
+    logprob_gap: float | None = None
+    """Mean absolute difference between rollout and trainer log-probs of the trained tokens."""
     seconds: float = 0.0
     record: StagedRef | None = None
+    alarms: tuple[str, ...] = ()
 
 
 class RunStatus(Message):
@@ -289,6 +367,12 @@ class StepRecord(Message):
     transitions: tuple[dict[str, Any], ...] = ()
     """Lease transitions during the step (see LeaseTransition)."""
     error: str | None = None
+    retries: tuple[PhaseRetry, ...] = ()
+    recoveries: tuple[RecoveryTrace, ...] = ()
+    """Of replicas, that were at work during the step or shortly before it. One that spans steps is
+    in the record of each, last as it went on."""
+    earlier: tuple[GaveUp, ...] = ()
+    """Attempts before this one; their retries and transitions are among this record's."""
 
 
 class RecordRequest(Message):

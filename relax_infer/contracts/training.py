@@ -149,3 +149,8 @@ class TrainResult(Message):
     repeated: bool = False
     """True when the ledger already had the step and nothing was trained."""
     metrics: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def logprob_gap_max(self) -> float | None:
+        """Largest such difference of a trained token; None where an older trainer told none."""
+        return self.metrics.get("logprob_gap_max")

@@ -2,14 +2,58 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fsspec.core import url_to_fs
 
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import StepRecord
 
 _RECORD = re.compile(r"/steps/(\d+)/record\.json$")
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """Steps ``first`` to ``last``, both included; None: as far as there are any."""
+
+    first: int | None = None
+    last: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "StepRange":
+        """``3-9``, ``7``, ``3-`` or ``-9``; raises PermanentError for any other text."""
+        found = re.fullmatch(r"\s*(\d*)\s*(-?)\s*(\d*)\s*", text)
+        if found is None or not (found[1] or found[3]):
+            raise PermanentError(
+                f"--steps {text!r} is no range of steps.",
+                cure="Write for instance --steps 3-9, --steps 7, --steps 3- or --steps=-9.",
+            )
+        first = int(found[1]) if found[1] else None
+        last = int(found[3]) if found[3] else None
+        if not found[2]:
+            last = first
+        if first is not None and last is not None and first > last:
+            raise PermanentError(
+                f"--steps {text}: step {first} comes after step {last}.", cure=f"{last}-{first}?"
+            )
+        return cls(first, last)
+
+    def __contains__(self, step: int) -> bool:
+        return (self.first is None or step >= self.first) and (
+            self.last is None or step <= self.last
+        )
+
+    def __str__(self) -> str:
+        if self.first is not None and self.first == self.last:
+            return f"step {self.first}"
+        first = "the first step" if self.first is None else f"step {self.first}"
+        last = "the last" if self.last is None else str(self.last)
+        return f"{first} to {last}"
+
+
+ALL = StepRange()
 
 
 @dataclass(frozen=True)
@@ -20,10 +64,17 @@ class RunRecords:
     recipe: dict[str, object]
     steps: tuple[StepRecord, ...]
     """In order; a step that was tried again counts as it ended last."""
+    store: RunRef | None = None
+    """Where its samples are."""
+    wanted: StepRange = ALL
 
 
-def read_records(store_url: str, run: str) -> RunRecords:
-    """All records of a run; raises PermanentError when there is none."""
+def read_records(store_url: str, run: str, wanted: StepRange = ALL) -> RunRecords:
+    """The records of a run's steps.
+
+    Raises:
+        PermanentError: there is none, none of these steps, or one cannot be read.
+    """
     filesystem, root = url_to_fs(store_url)
     folder = f"{root.rstrip('/')}/{run}"
     paths = filesystem.glob(f"{folder}/steps/*/record.json") if filesystem.exists(folder) else []
@@ -33,7 +84,28 @@ def read_records(store_url: str, run: str) -> RunRecords:
             f"{store_url} holds no finished step of a run {run}",
             cure="Is the run id right, and has its first step ended?",
         )
+    chosen = [(number, path) for number, path in numbered if number in wanted]
+    if not chosen:
+        raise PermanentError(
+            f"{store_url} holds no record of {wanted} of run {run}.",
+            cure=f"It has steps {numbered[0][0]} to {numbered[-1][0]}.",
+        )
     recipe_path = f"{folder}/recipe.json"
     recipe = json.loads(filesystem.cat_file(recipe_path)) if filesystem.exists(recipe_path) else {}
-    steps = tuple(StepRecord.model_validate_json(filesystem.cat_file(p)) for _, p in numbered)
-    return RunRecords(run=run, recipe=recipe, steps=steps)
+    steps = tuple(_record(filesystem.cat_file, path) for _, path in chosen)
+    return RunRecords(
+        run=run,
+        recipe=recipe,
+        steps=steps,
+        store=RunRef(run=run, store=store_url),
+        wanted=wanted,
+    )
+
+
+def _record(read: Callable[[str], bytes], path: str) -> StepRecord:
+    try:
+        return StepRecord.model_validate_json(read(path))
+    except ValueError as error:
+        raise PermanentError(
+            f"{path} is no step record: {error}", cure="Was it cut short, or written by hand?"
+        ) from error

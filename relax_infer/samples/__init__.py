@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relax_infer.samples.evaluation import evaluate
+    from relax_infer.samples.evaluation import evaluate, make_problems
     from relax_infer.samples.generation import generate
     from relax_infer.samples.phase import Limits, run_phase
     from relax_infer.samples.sample import Sample, SampleGroup, from_table, to_table
@@ -24,6 +24,7 @@ _HOME = {
     "from_table": "sample",
     "generate": "generation",
     "load_task": "tasks",
+    "make_problems": "evaluation",
     "run_phase": "phase",
     "to_table": "sample",
 }
@@ -41,6 +42,7 @@ __all__ = [
     "from_table",
     "generate",
     "load_task",
+    "make_problems",
     "run_phase",
     "to_table",
 ]

@@ -5,6 +5,11 @@ RECIPE = "recipe.json"
 GENERATED, JUDGED, TAUGHT, EVALUATED = "generated", "judged", "taught", "evaluated"
 
 
+def evaluated(name: str | None) -> str:
+    """The phase of one set of an evaluation; None: the only one, where the recipe names none."""
+    return EVALUATED if name is None else f"{EVALUATED}.{name}"
+
+
 def phase_folder(step: int, phase: str) -> str:
     return f"steps/{step}/{phase}"
 

@@ -120,6 +120,13 @@ class StagingStore:
         content = self._filesystem.cat_file(f"{self._root}/{name}")
         return pa.ipc.open_file(pa.BufferReader(content)).read_all()
 
+    def browse(self, name: str) -> pa.Table:
+        """As :meth:`peek`; of a local file only what is looked at is read."""
+        path = f"{self._root}/{name}"
+        if "file" in _protocols(self._filesystem):
+            return pa.ipc.open_file(pa.memory_map(path)).read_all()
+        return self.peek(name)
+
     def steps(self) -> list[int]:
         """Numbers of the steps that have files."""
         folder = f"{self._root}/steps"
@@ -199,6 +206,11 @@ class StagingStore:
         if hashlib.sha256(content).hexdigest() != ref.sha256:
             raise PermanentError(f"{ref.uri} was changed after it was staged: its digest differs")
         return content
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    known = filesystem.protocol
+    return (known,) if isinstance(known, str) else tuple(known)
 
 
 class _Hashed:

@@ -256,7 +256,9 @@ class PolicyTrainer:
         before = Before(looked.log_probs, reference, values)
         batch = with_targets(batch, rows, spec, before)
         trained = batch.mask.sum()
-        gap = (looked.log_probs - batch.rollout_log_probs).abs() * batch.mask
+        # A padding's log-probs may be anything: left out, not multiplied by 0.
+        gap = (looked.log_probs - batch.rollout_log_probs).abs()
+        gap = torch.where(batch.mask > 0, gap, 0.0)
         probed = time.perf_counter()
         parts = list(mini_batches(len(batch), spec.mini_batches, spec.seed, step))
         stats = learner.update(batch, parts, step)

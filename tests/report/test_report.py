@@ -1,99 +1,17 @@
 """The report: one file that needs nothing else and shows what the records say."""
 
+import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relax_infer.config import load_recipe
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.lease import LeaseTransition
-from relax_infer.contracts.refs import RunRef, WeightsRef
-from relax_infer.contracts.run import BatchMetrics, Evaluation, PhaseTime, StepRecord, StepResult
-from relax_infer.machines import StepPhase
+from relax_infer.contracts.run import StepRecord
 from relax_infer.report import write_report
-from relax_infer.report.charts import Bar, Curve, bar_rows, line_chart
-from relax_infer.samples import StagingStore
-
-RUN = "run-<7>"
-BEGAN = 1_700_000_000.0
-FINITE = st.floats(-1e6, 1e6, allow_nan=False)
-
-
-class Page(HTMLParser):
-    """What a browser would find: tags that close, and everything they refer to."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "line", "rect", "circle", "polyline"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.references: list[str] = []
-        self.titles: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        self.references += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
-        if tag not in self.VOID or tag == "rect" or tag == "circle":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "title":
-            self.titles.append(data)
-
-
-def a_record(step: int, *, error: str | None = None) -> StepRecord:
-    began = BEGAN + 10 * step
-    return StepRecord(
-        run=RUN,
-        step=step,
-        outcome=StepPhase.FAILED if error else StepPhase.DONE,
-        error=error,
-        result=StepResult(
-            step=step,
-            weights=WeightsRef(version=step, uri="memory://w", digest=f"{step:064d}"),
-            batch=BatchMetrics(
-                samples=256,
-                groups=32,
-                dropped_groups=1,
-                reward_mean=0.25 * step,
-                reward_std=0.1,
-                exact_share=0.5,
-                teacher_kl=-0.01,
-                response_tokens=1280,
-                truncated=0,
-            ),
-            evaluation=Evaluation(step=step, weight_version=step, problems=512, accuracy=0.4),
-            phases=(
-                PhaseTime(phase=StepPhase.GENERATING, started=began, seconds=4.0),
-                PhaseTime(phase=StepPhase.TRAINING, started=began + 4, seconds=2.5),
-            ),
-        ),
-        transitions=tuple(
-            LeaseTransition(at=at, role=role, event=event, state=state, fence=step + 1).model_dump()
-            for at, role, event, state in (
-                (began, "rollout", "GRANTED", "ONLOADING"),
-                (began + 1, "rollout", "ONLOAD_CONFIRMED", "ACTIVE"),
-                (began + 3, "rollout", "OPERATION_FAILED", "BLOCKED"),
-                (began + 5, "rollout", "RELEASE_PROVED", "SLEEPING"),
-            )
-        ),
-    )
+from tests.report.markup import Page
+from tests.report.records import RUN, a_record, a_recovery, a_retry, keep, some_samples
 
 
 @pytest.fixture
@@ -101,53 +19,119 @@ def store(tmp_path: Path) -> str:
     return (tmp_path / "store").as_uri()
 
 
-def written(store: str, tmp_path: Path, *records: StepRecord) -> str:
-    files = StagingStore(RunRef(run=RUN, store=store))
-    for record in records:
-        document = record.model_dump(mode="json")
-        files.write_json(f"steps/{record.step}/record.json", document)
-    return write_report(store, RUN, tmp_path / "deep" / "report.html").read_text()
+def written(store: str, tmp_path: Path, *records: StepRecord, steps: str | None = None) -> str:
+    keep(store, *records)
+    return write_report(store, RUN, tmp_path / "deep" / "report.html", steps).read_text()
 
 
 def test_the_file_needs_nothing_but_itself(store: str, tmp_path: Path):
+    keep(store).write_table("steps/1/scored.arrow", some_samples(1, 4, 2))
     text = written(store, tmp_path, a_record(0), a_record(1))
     page = Page(text)
     assert page.open == []
-    assert page.references == []
+    assert all(reference.startswith("#") for reference in page.references)
+    assert {reference[1:] for reference in page.references} <= set(re.findall(r' id="(.+?)"', text))
     assert "svg" in page.seen
-    assert not {"script", "iframe", "img", "link"} & set(page.seen)
-    assert not re.search(r"url\(|@import|https?://", text)
+    assert not {"iframe", "img", "link"} & set(page.seen)
+    assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttp|WebSocket", text)
+    assert "default-src 'none'" in text
 
 
-def test_names_and_errors_are_text_and_never_markup(store: str, tmp_path: Path):
-    text = written(store, tmp_path, a_record(1, error="<script>alert(1)</script>"))
-    assert "script" not in Page(text).seen
+def test_names_errors_and_samples_are_text_and_never_markup(store: str, tmp_path: Path):
+    evil = "</script><script>alert(1)</script><!--"
+    files = keep(store)
+    files.write_table("steps/1/scored.arrow", some_samples(1, 2, 2, text=evil))
+    text = written(store, tmp_path, a_record(1, error=evil))
+    page = Page(text)
+    assert page.open == []
+    assert page.seen.count("script") == 2  # the samples' data, and what shows them
+    assert evil in page.text
     assert "run-&lt;7&gt;" in text
-    assert "Step 1: &lt;script&gt;" in text
+    [data] = [script for script in page.scripts if script.startswith("[")]
+    assert json.loads(data)[0]["response"] == f"{evil}0"
 
 
 def test_steps_are_in_the_order_of_their_numbers(store: str, tmp_path: Path):
     text = written(store, tmp_path, *(a_record(step) for step in (10, 2, 1)))
-    rows = re.findall(r"<tr><td>(\d+)</td>", text)
-    assert rows == ["1", "2", "10"]
+    assert re.findall(r"<tr><td>(\d+)</td><td><span", text) == ["1", "2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows"),
+    [("3-5", [3, 4, 5]), ("4", [4]), ("5-", [5, 6]), ("-2", [1, 2]), (None, [1, 2, 3, 4, 5, 6])],
+)
+def test_a_range_of_steps_is_reported_alone(
+    store: str, tmp_path: Path, wanted: str | None, rows: list[int]
+):
+    text = written(store, tmp_path, *(a_record(step) for step in range(1, 7)), steps=wanted)
+    assert [int(n) for n in re.findall(r"<tr><td>(\d+)</td><td><span", text)] == rows
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [("x", "no range of steps"), ("9-3", "step 9 comes after step 3"), ("7-9", "has steps 1 to 2")],
+)
+def test_a_range_that_is_none_or_empty_is_refused(
+    store: str, tmp_path: Path, wanted: str, words: str
+):
+    keep(store, a_record(1), a_record(2))
+    with pytest.raises(PermanentError) as refused:
+        write_report(store, RUN, tmp_path / "report.html", wanted)
+    assert words in f"{refused.value} {refused.value.cure}"
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_every_measure_has_its_curve(store: str, tmp_path: Path):
+    text = Page(written(store, tmp_path, *(a_record(step) for step in range(4)))).text
+    for title in (
+        *("Reward of the batch", "Evaluation", "KL, nats a token", "Entropy", "Staleness"),
+        *("Rollout against trainer log-probs", "Control share, %", "many pass@8"),
+    ):
+        assert title in text
+
+
+def test_the_bound_of_the_recipe_is_drawn_beside_the_log_prob_difference(
+    store: str, tmp_path: Path
+):
+    files = keep(store)
+    files.write_json("recipe.json", load_recipe("quickstart").model_dump(mode="json"))
+    text = written(store, tmp_path, a_record(1))
+    assert text.count('class="bound"') == 1
+    assert "bound 0.1" in Page(text).text
 
 
 def test_holds_and_blocks_of_a_role_are_drawn_with_their_seconds(store: str, tmp_path: Path):
     titles = Page(written(store, tmp_path, a_record(1))).titles
-    assert "rollout held for 5.00 s under fence 2" in titles
-    assert "rollout was blocked" in titles
-    assert "step 1 GENERATING: 4.00 s" in titles
+    assert "rollout moving for 1.00 s under token 2" in titles
+    assert "rollout active for 2.00 s under token 2" in titles
+    assert "rollout blocked for 2.00 s under token 2" in titles
+    assert "step 1 GENERATING: 4.00 s, at work for 2.00 s" in titles
 
 
-def test_the_plan_is_drawn_where_the_recipe_is_on_record(store: str, tmp_path: Path):
-    assert "Who has which GPUs" not in written(store, tmp_path, a_record(1))
-    files = StagingStore(RunRef(run=RUN, store=store))
+def test_the_plan_and_each_bundles_share_are_shown_where_the_recipe_is_on_record(
+    store: str, tmp_path: Path
+):
+    assert "Occupancy" not in written(store, tmp_path, a_record(1))
+    files = keep(store)
     files.write_json("recipe.json", load_recipe("quickstart").model_dump(mode="json"))
     text = written(store, tmp_path, a_record(1))
     page = Page(text)
     assert page.open == []
     assert {"GPU 0: rollout policy #0", "GPU 1: free", "GPU 0: trainer rank 0"} <= set(page.titles)
-    assert not re.search(r"url\(|@import|https?://", text)
+    # 5 of the 6.5 seconds of the step, of which 2 were blocked.
+    assert "GPU 1 rollout 77 %" in page.text
+    assert 'title="rollout blocked: 30.8 %"' in text
+
+
+def test_incidents_tell_how_long_they_took_to_notice_and_to_mend(store: str, tmp_path: Path):
+    record = a_record(1, recoveries=(a_recovery(1),), retries=(a_retry(1),))
+    text = Page(written(store, tmp_path, record)).text
+    assert "replica lost rollout policy/0" in text
+    assert "noticed within 1.0 s, mended in 12.0 s" in text
+    assert "its process 7 is gone" in text
+    assert "noticed within 1.5 s, mended in 6.5 s Transient: no answer" in text
+    assert "lease blocked rollout" in text
+    assert "noticed within 2.0 s, mended in 2.0 s" in text
 
 
 def test_a_run_without_records_is_an_error_that_says_where(store: str, tmp_path: Path):
@@ -157,23 +141,20 @@ def test_a_run_without_records_is_an_error_that_says_where(store: str, tmp_path:
     assert not (tmp_path / "report.html").exists()
 
 
-@given(st.lists(st.tuples(st.integers(0, 10_000), FINITE), min_size=1, max_size=30))
-def test_every_point_of_a_curve_is_inside_its_chart(points: list[tuple[int, float]]):
-    chart = line_chart("t", [Curve("c", points, "--x")])
-    places = re.findall(r'<circle cx="([-\d.]+)" cy="([-\d.]+)"', chart)
-    assert len(places) == len(points)
-    assert all(0 <= float(x) <= 640 and 0 <= float(y) <= 220 for x, y in places)
-    assert Page(chart).open == []
+def test_a_record_that_was_cut_short_is_named(store: str, tmp_path: Path):
+    keep(store, a_record(1)).write_bytes("steps/2/record.json", b'{"run": ')
+    with pytest.raises(PermanentError, match=r"steps/2/record\.json is no step record"):
+        write_report(store, RUN, tmp_path / "report.html")
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0.001, 1e5)), min_size=1, max_size=20))
-def test_bars_never_leave_the_chart(spans: list[tuple[float, float]]):
-    chart = bar_rows("t", [("r", [Bar(s, n, "--x", "b") for s, n in spans])], [])
-    bars = re.findall(r'<rect x="([-\d.]+)" y="\d+" height="\d+" width="([-\d.]+)"', chart)
-    assert len(bars) == len(spans)
-    assert all(float(x) >= 0 and float(x) + float(w) <= 640 for x, w in bars)
-
-
-def test_a_chart_without_points_is_left_out():
-    assert line_chart("t", [Curve("c", [], "--x")]) == ""
-    assert bar_rows("t", [("r", [])], []) == ""
+def test_a_run_of_a_thousand_steps_gives_a_file_that_a_phone_can_open(store: str, tmp_path: Path):
+    files = keep(store, *(a_record(step) for step in range(1, 1001)))
+    kept = files.write_table("steps/1/scored.arrow", some_samples(1, 8192, 8, text="x" * 4000))
+    first = Path(kept.uri.removeprefix("file://"))
+    for step in range(2, 1001):
+        (first.parents[1] / str(step) / "scored.arrow").hardlink_to(first)
+    out = write_report(store, RUN, tmp_path / "report.html")
+    assert out.stat().st_size < 4_000_000
+    text = Page(out.read_text()).text
+    assert "960 of 2621440 samples of 40 of 1000 steps, spread evenly" in text
+    assert "Of 1000 steps the 20 slowest and the 40 newest" in text

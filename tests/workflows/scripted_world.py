@@ -122,6 +122,8 @@ class ScriptedWorld:
         self.violations = self.engines.violations
         self.log = self.engines.log
         self.ledger: dict[int, TrainResult] = {}
+        self.logprob_gaps: dict[int, float] = {}
+        """Step → what its trainer measures; 0 for others."""
         self.partitions: set[str] = set()
         self.records: dict[int, RecordRequest] = {}
         self.generated: dict[int, int] = {}
@@ -436,7 +438,7 @@ class ScriptedWorld:
                 grad_norm=1.0,
                 clip_fraction=0.0,
                 policy_kl=0.0,
-                logprob_gap=0.0,
+                logprob_gap=self.logprob_gaps.get(request.step, 0.0),
                 tokens=1280,
                 seconds=0.1,
                 weights=WeightsRef(
