@@ -53,7 +53,6 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
     store = store_of(run)
     earlier, heritage = _heritage(request.start.begin_from, run, recipe)
-    _check_sets(recipe)
     _claim(store, request)
     if not store.exists("recipe.json"):
         store.write_json("recipe.json", recipe.model_dump(mode="json"))
@@ -67,19 +66,27 @@ def _resolve(request: ResolveRequest) -> RunPlan:
 
 
 def _with_its_data(recipe: Recipe) -> Recipe:
-    """The task can be made, and a file of prompts is this file to the end of the run.
+    """Task and sets can be made, and files of problems are these files to the end of the run.
 
     Raises:
-        PermanentError: it cannot; names the field, and for a file the line.
+        PermanentError: one cannot; names the field or set, and for a file the line.
     """
-    data = recipe.data
-    if data.source == "tiny.sort4":
-        return recipe
-    if data.path is not None and data.sha256 is None:
-        data = data.model_copy(update={"sha256": file_sha256(data.path)})
-        recipe = recipe.model_copy(update={"data": data})
-    load_task(recipe)
+    data, plan = recipe.data, recipe.evaluation
+    data = data.model_copy(update={"sha256": data.sha256 or _sha256(data.path)})
+    sets = tuple(
+        each.model_copy(update={"sha256": each.sha256 or _sha256(each.path)}) for each in plan.sets
+    )
+    plan = plan.model_copy(update={"sets": sets})
+    recipe = recipe.model_copy(update={"data": data, "evaluation": plan})
+    load_task(recipe).prompts(recipe.seed, 1, 1)
+    for each in sets:
+        if each.source is not None:
+            make_problems(recipe, each)
     return recipe
+
+
+def _sha256(path: str | None) -> str | None:
+    return None if path is None else file_sha256(path)
 
 
 def _heritage(
@@ -106,14 +113,6 @@ def _heritage(
             cure="Raise steps: they count from the first run's first step.",
         )
     return earlier, heritage
-
-
-def _check_sets(recipe: Recipe) -> None:
-    """Raises PermanentError for a set of the evaluation whose problems cannot be had: now, not at
-    the first evaluation."""
-    for each in recipe.evaluation.sets:
-        if each.source is not None:
-            make_problems(recipe, each)
 
 
 def _claim(store: StagingStore, request: ResolveRequest) -> None:

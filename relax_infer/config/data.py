@@ -1,24 +1,34 @@
 """The recipe's data section: where prompts and right answers come from."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from relax_infer.config.placed import Positive, Section
 
 
-def _known_source(source: str) -> str:
+def known_source(source: str) -> str:
+    """A task's name; raises ValueError for any other text."""
     own = source in ("tiny.sort4", "file")
     if not own and not re.fullmatch(r"reasoning_gym\.[a-z0-9_]+", source):
         raise ValueError("must be tiny.sort4, file or reasoning_gym.<dataset>")
     return source
 
 
+def _digest(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError("must be 64 hexadecimal digits")
+    return text
+
+
+Sha256 = Annotated[str, AfterValidator(_digest)]
+
+
 class Data(Section):
     """Where prompts come from."""
 
-    source: Annotated[str, AfterValidator(_known_source)] = "tiny.sort4"
+    source: Annotated[str, AfterValidator(known_source)] = "tiny.sort4"
     """Task: prompts, right answers and a checker. `tiny.sort4`, `reasoning_gym.<dataset>`, or
     `file`: one of your own."""
     held_out: Annotated[int, Field(ge=1)] = 512
@@ -35,7 +45,7 @@ class Data(Section):
     path: str | None = None
     """file: JSON lines (.jsonl) or Parquet (.parquet), one prompt a row, by its path or fsspec URL
     as the workers see it."""
-    sha256: str | None = None
+    sha256: Sha256 | None = None
     """file: of its content. Empty: of the file as it is when the run begins. A worker that finds
     another file stops the run."""
     prompt_field: str = "prompt"
@@ -46,8 +56,11 @@ class Data(Section):
     teacher_field: str | None = None
     """file: the row's Teacher, by its model_id, where there are several. Empty: the teacher
     section's own teaches all."""
+    grader: Literal["exact", "math_verify"] | None = None
+    """file: how a response is found right, for accuracies and reward exact: it is the answer, text
+    for text; or its last expression equals it. Empty: math_verify if that is the reward."""
     answer_pattern: str | None = None
-    """file, reward exact: where a response says its answer, a regular expression with a group
+    """file, grader exact: where a response says its answer, a regular expression with a group
     `(?P<answer>...)`; its last match counts. Empty: the whole response is the answer."""
     chat: bool = True
     """file: a prompt that is text becomes a user's message in the policy's chat template; false:
@@ -76,6 +89,4 @@ class Data(Section):
                 raise ValueError(f"answer_pattern is no regular expression: {error}") from None
             if "answer" not in groups:
                 raise ValueError("answer_pattern has no group (?P<answer>...)")
-        if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            raise ValueError("sha256 is not 64 hexadecimal digits")
         return self

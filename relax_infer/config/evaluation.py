@@ -1,21 +1,14 @@
 """What a run is measured by: named sets of problems that are answered with pinned weights."""
 
-import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from relax_infer.config.data import Sha256, known_source
 from relax_infer.config.placed import Positive, Section
 
 HELD_OUT = "held_out"
 """Name of the only set, where the recipe names none."""
-
-
-def known_source(source: str) -> str:
-    """A task's name; raises ValueError for any other text."""
-    if source != "tiny.sort4" and not re.fullmatch(r"reasoning_gym\.[a-z0-9_]+", source):
-        raise ValueError("must be tiny.sort4 or reasoning_gym.<dataset>")
-    return source
 
 
 class EvaluationSet(Section):
@@ -27,8 +20,12 @@ class EvaluationSet(Section):
     """Another task than data.source, graded by its own rule. Empty: the problems that data.held_out
     keeps from training. Those of another source are not kept from training: choose one that no run
     trains on."""
-    problems: Annotated[int, Field(ge=1, le=512)] = 128
-    """The first so many of them."""
+    path: str | None = None
+    """A file of problems, read as data.path is, by the fields that the data section names."""
+    sha256: Sha256 | None = None
+    """Of that file, as data.sha256."""
+    problems: Positive = 128
+    """So many of them."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Of the other source, as in data.config."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -57,6 +54,8 @@ class EvaluationSet(Section):
                 f"set {self.name}: pass_at {too_many[0]} needs as many samples, there are"
                 f" {self.samples}: raise samples"
             )
+        if (self.source == "file") != (self.path is not None):
+            raise ValueError(f"set {self.name}: source file and path belong together: give both")
         if self.source is None and (self.config or self.seed):
             raise ValueError(
                 f"set {self.name}: config and seed are for another source: name one, or change"

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from relax_infer.config.evaluation import HELD_OUT, EvaluationSet
-from relax_infer.config.recipe import Data, Recipe
+from relax_infer.config.recipe import Recipe
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.run import Evaluation, SetEvaluation
 from relax_infer.samples import layout
@@ -54,13 +54,9 @@ def task_of_set(recipe: Recipe, plan: EvaluationSet, task: Task | None) -> Task:
     """The run's own ``task`` (None: it is made), or that of the set's source."""
     if plan.source is None:
         return task if task is not None else load_task(recipe)
-    data = Data(
-        source=plan.source,
-        held_out=plan.problems,
-        config=plan.config,
-        seed=plan.seed,
-        system_prompt=recipe.data.system_prompt,
-    )
+    own = {"source": plan.source, "held_out": plan.problems, "config": plan.config}
+    own |= {"seed": plan.seed, "path": plan.path, "sha256": plan.sha256, "teacher_field": None}
+    data = recipe.data.model_copy(update=own)
     return load_task(recipe.model_copy(update={"data": data}))
 
 

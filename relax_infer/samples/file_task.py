@@ -8,9 +8,10 @@ from functools import lru_cache
 
 from relax_infer.config.data import Data
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.samples.grading import grader
 from relax_infer.samples.policy_text import Messages, PolicyText, asked
 from relax_infer.samples.prompt_file import read_prompt_file
-from relax_infer.samples.tasks import TEACHER, Problem
+from relax_infer.samples.tasks import TEACHER, Problem, Unscored
 
 
 class FileTask:
@@ -49,6 +50,8 @@ class FileTask:
         return self._text.vocab_size
 
     def prompts(self, seed: int, step: int, n: int) -> list[Problem]:
+        if not self._train:
+            raise self._too_few()
         first = (step - 1) * n
         drawn: list[Problem] = []
         for place in range(first, first + n):
@@ -62,10 +65,18 @@ class FileTask:
         return [self._problem(row) for row in self._held[:n]]
 
     def grade(self, answer: str, response_ids: Sequence[int], metadata: str = "{}") -> float:
-        return float(self.check(answer, response_ids))
+        text = self.decode(response_ids)
+        if self._data.grader == "math_verify":
+            return grader("math_verify").grade({"answer": answer, "text": text})
+        return float(self._says(text, answer))
 
     def check(self, answer: str, response_ids: Sequence[int], metadata: str = "{}") -> bool:
-        text = self.decode(response_ids)
+        try:
+            return self.grade(answer, response_ids) >= 1.0
+        except Unscored:
+            return False
+
+    def _says(self, text: str, answer: str) -> bool:
         if self._answer is not None:
             found = [match.group("answer") for match in self._answer.finditer(text)]
             text = found[-1] if found and found[-1] is not None else ""
@@ -100,15 +111,18 @@ class FileTask:
                 break
             held.setdefault(self._file.prompts[row].as_py(), row)
         train = [row for row in rows if self._file.prompts[row].as_py() not in held]
-        if len(held) < self._data.held_out or not train:
-            long = f" ({self.left_out} are longer than data.max_prompt_tokens)"
-            raise PermanentError(
-                f"data.held_out is {self._data.held_out}, but {self._data.path} has"
-                f" {len(rows)} rows{long if self.left_out else ''}: too few different prompts to"
-                " keep so many from training.",
-                cure="Lower data.held_out, or name a larger file.",
-            )
+        if len(held) < self._data.held_out:
+            raise self._too_few()
         return list(held.values()), train
+
+    def _too_few(self) -> PermanentError:
+        left = f" ({self.left_out} of them longer than data.max_prompt_tokens)"
+        return PermanentError(
+            f"data.held_out is {self._data.held_out}, but {self._data.path} has {len(self._file)}"
+            f" rows{left if self.left_out else ''}: too few different prompts to keep so many from"
+            " training.",
+            cure="Lower data.held_out, or name a larger file.",
+        )
 
     def _short_enough(self, row: int) -> bool:
         limit = self._data.max_prompt_tokens

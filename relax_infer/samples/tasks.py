@@ -101,7 +101,11 @@ def load_task(recipe: Recipe) -> Task:
     if source == "file":
         from relax_infer.samples.file_task import FileTask
 
-        return FileTask(recipe.data, recipe.rollout.model, teachers_of(recipe))
+        data = recipe.data
+        if data.grader is None:
+            by_value = recipe.reward.source == "math_verify"
+            data = data.model_copy(update={"grader": "math_verify" if by_value else "exact"})
+        return FileTask(data, recipe.rollout.model, teachers_of(recipe))
     from relax_infer.tiny.task import Sort4Task
 
     return Sort4Task(recipe.data.held_out)

@@ -121,7 +121,9 @@ async def test_a_file_of_prompts_is_the_same_to_the_end_of_a_run(
         await resolve_recipe(request("quickstart", **own))
     assert not (tmp_path / "home" / "store").exists()
     path.write_text('{"prompt": "1", "answer": "2"}\n{"prompt": "2", "answer": "3"}\n')
-    plan = await resolve_recipe(request("quickstart", **own))
+    sets = [{"name": "own", "source": "file", "path": str(path), "problems": 2}]
+    plan = await resolve_recipe(request("quickstart", evaluation__sets=sets, **own))
+    assert recipe_of(plan.run).evaluation.sets[0].sha256 == recipe_of(plan.run).data.sha256
     assert recipe_of(plan.run).data.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert [p.answer for p in task_of(plan.run).prompts(0, 1, 1)] in (["2"], ["3"])
 

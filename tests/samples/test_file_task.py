@@ -11,7 +11,7 @@ import pytest
 
 from relax_infer.config import Recipe, RecipeError, load_recipe
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.samples import load_task
+from relax_infer.samples import load_task, make_problems
 from relax_infer.samples.file_task import FileTask
 from relax_infer.samples.prompt_file import file_sha256
 from tests.samples.byte_policy import byte_policy
@@ -159,6 +159,38 @@ def test_a_response_is_right_where_it_says_the_answer(policy: str, sums: Path):
     assert tagged.grade("5", task_ids(task, "5")) == 0.0
 
 
+def test_the_last_expression_may_be_what_is_compared(policy: str, sums: Path):
+    """For accuracies as for rewards: math_verify is the grader where it is the reward."""
+    pytest.importorskip("math_verify")
+    task = file_task(policy, sums, **{"reward.source": "math_verify"})
+    assert task.check("5", task_ids(task, "The sum is $\\frac{10}{2}$."))
+    assert not task.check("5", task_ids(task, "The sum is $6$."))
+    assert not file_task(policy, sums).check("5", task_ids(task, "The sum is $5$."))
+    chosen = file_task(policy, sums, **{"data.grader": "math_verify"})
+    assert chosen.grade("5", task_ids(task, "$5$")) == 1.0
+
+
+def test_a_file_may_be_held_out_as_a_whole_and_then_nothing_is_left_to_train(
+    policy: str, sums: Path
+):
+    task = file_task(policy, sums, **{"data.held_out": 12})
+    assert len({p.prompt for p in task.held_out(12)}) == 12
+    with pytest.raises(PermanentError, match="too few different prompts"):
+        task.prompts(0, 1, 1)
+
+
+def test_an_evaluation_may_have_a_file_of_its_own(policy: str, sums: Path, tmp_path: Path):
+    rows = [{"prompt": f"{n} * 2 = ?", "answer": 2 * n} for n in range(4)]
+    other = lines(tmp_path / "products.jsonl", *rows)
+    plan = {"name": "products", "source": "file", "path": str(other), "problems": 4}
+    recipe = file_recipe(policy, sums, **{"evaluation.sets": [plan]})
+    (each,) = recipe.evaluation.sets
+    problems = make_problems(recipe, each)
+    assert {p.prompt for p in problems} == {row["prompt"] for row in rows}
+    with pytest.raises(RecipeError, match="source file and path belong together"):
+        file_recipe(policy, sums, **{"evaluation.sets": [plan | {"path": None}]})
+
+
 def task_ids(task: FileTask, text: str) -> list[int]:
     return task._text.encode_plain(text)
 
@@ -226,6 +258,7 @@ def test_a_row_that_cannot_be_used_is_named(policy: str, tmp_path: Path, second:
         ("f.parquet", b"PAR1", "is no Parquet file"),
         ("f.csv", b"prompt", r"neither \.jsonl nor \.parquet"),
         ("f.jsonl", b'{"prompt": "q", "answer": "1"}', "has 1 rows: too few different prompts"),
+        ("f.jsonl", b'{"prompt": "q", "answer": "1"}\n' * 9, "has 9 rows: too few different"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(
