@@ -7,11 +7,12 @@ from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from activities._recoveries import recoveries_since
-from activities._run_files import store_of
+from activities._run_files import recipe_of, store_of
 from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.lease import LeaseStatus
 from relax_infer.contracts.refs import RunRef, StagedRef
 from relax_infer.contracts.run import GaveUp, RecordRequest, StepRecord
+from relax_infer.machines import StepPhase
 from relax_infer.samples import layout
 
 
@@ -40,7 +41,11 @@ def _write(run: RunRef, record: StepRecord) -> StagedRef:
     store, name = store_of(run), layout.record(record.step)
     if store.exists(name):
         record = after(StepRecord.model_validate(store.read_json(name)), record)
-    return store.write_json(name, record.model_dump(mode="json"), replace=True)
+    staged = store.write_json(name, record.model_dump(mode="json"), replace=True)
+    keep = recipe_of(run).staging.keep_steps
+    if keep is not None and record.outcome is StepPhase.DONE:
+        store.forget_samples(record.step - keep)
+    return staged
 
 
 def after(earlier: StepRecord, record: StepRecord) -> StepRecord:

@@ -354,6 +354,8 @@ class Staging(Section):
     """Samples that a step may make."""
     max_tokens: Positive = 268_435_456
     """Response tokens that a step may make, every response at its limit."""
+    keep_steps: Positive | None = None
+    """Newest trained steps whose samples are kept; of older ones the record alone. Empty: all."""
 
 
 class Recipe(Section):

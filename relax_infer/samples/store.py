@@ -138,6 +138,16 @@ class StagingStore:
         )
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def forget_samples(self, step: int) -> None:
+        """Delete what a step has staged; its record stays. Idempotent."""
+        folder = f"{self._root}/steps/{step}"
+        if not self._filesystem.exists(folder):
+            return
+        for path in self._filesystem.ls(folder, detail=False):
+            if str(path).rstrip("/").endswith(f"/{layout.record(step)}"):
+                continue
+            self._filesystem.rm(path, recursive=True)
+
     # --- phases
 
     def claim_attempt(self, step: int, phase: str) -> int:

@@ -86,3 +86,18 @@ def test_json_is_written_with_its_digest(store: StagingStore, tmp_path: Path):
     assert store.read_json(ref) == [{"x": 1}]
     assert json.loads((tmp_path / "run-1" / "a" / "b.json").read_text()) == [{"x": 1}]
     assert ref.rows == 1
+
+
+def test_a_step_s_samples_can_be_forgotten_and_its_record_stays(
+    store: StagingStore, tmp_path: Path
+):
+    for step in (1, 2):
+        store.write_shard(step, "generated", 0, 1, TABLE)
+        store.compact(step, "generated")
+        store.write_json(f"steps/{step}/record.json", {"step": step})
+    store.forget_samples(1)
+    store.forget_samples(1)
+    store.forget_samples(7)
+    first, second = (tmp_path / "run-1" / "steps" / str(step) for step in (1, 2))
+    assert [path.name for path in first.iterdir()] == ["record.json"]
+    assert len(list(second.iterdir())) == 3
