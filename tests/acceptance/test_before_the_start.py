@@ -128,4 +128,4 @@ def test_the_reference_recipe_is_placed_in_turns_on_all_sixteen_gpus() -> None:
     assert {p.bundle_start for p in made.placements} == {0}
     (judge,) = [p for p in made.placements if p.role == "genrm"]
     assert judge.gpus_per_engine == 8
-    assert [t.ranks for t in made.training if t.role == "trainer"] == [16]
+    assert [t.num_gpus for t in made.training if t.role == "trainer"] == [16]

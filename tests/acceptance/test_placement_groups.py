@@ -82,12 +82,12 @@ async def test_a_run_whose_cleanup_fails_waits_and_tries_it_again(
     working: Working, name: str, what: str
 ) -> None:
     """It does not end and leave something behind that nobody would ever take down."""
-    world = ScriptedWorld()
+    world = ScriptedWorld(evaluation_every=0, judged_by_genrm=False, distilled=False)
     world.faults[name] = ["refuse", "refuse"]
     async with working(world) as client:
         handle = await start(client, steps=1)
         for tries in (1, 2):
-            await until(lambda tries=tries: waits(world, handle, name, tries))
+            await until(lambda tries=tries: waits(world, handle, name, tries), seconds=240)
             assert f"cannot take down {what}: {name} refused" in (await status(handle)).doing
             assert not any(engine.holds for engine in world.engines.engines.values())
             await handle.execute_update("resolve", ResolveRun(who="ada", why="looked"))
