@@ -14,9 +14,9 @@ from relax_infer.discovery import InferenceRegistry, RouteResolver
 from relax_infer.engines import InferenceRecoveryRequired, prove_release
 from relax_infer.machines import RECOVERY, RecoveryEvent, RecoveryState, ReplicaState, RunState
 from relax_infer.placement import pools
-from tests.acceptance.source import modules_that_name
+from tests.acceptance.source import ROOT, modules_that_name
 from tests.engines.checkpoints import group_spec
-from tests.engines.test_nodes import TwoNodes, living, two
+from tests.engines.test_nodes import TwoNodes, argument, living, two
 from tests.engines.test_release import Tree, alive
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_engines_that_fail import events, role_is
@@ -105,31 +105,59 @@ async def test_follower_of_a_multi_node_replica_dies(two: TwoNodes):
     assert modules_that_name("remove_placement_group") == {pools.__name__}
 
 
+async def test_several_nodes_are_tested_or_their_absence_is_stated(two: TwoNodes):
+    """Two nodes on one host are one engine with one rendezvous, here without SGLang and in
+    tests/engines/test_real_nodes.py with it; what was not there to test on is said."""
+    await two.start()
+    head, follower = two.pids()
+    assert [argument(pid, "--node-rank") for pid in (head, follower)] == ["0", "1"]
+    assert len({argument(pid, "--dist-init-addr") for pid in (head, follower)}) == 1
+    real = (ROOT / "tests/engines/test_real_nodes.py").read_text()
+    assert "pytest.mark.real" in real
+    assert "skip" not in real
+    limits = (ROOT / "docs/reliability.md").read_text().partition("## Limits")[2]
+    assert "Real multi-host clusters and CUDA have not been run in CI" in limits
+
+
 @pytest.mark.asyncio(loop_scope="session")
-async def test_lifecycle_call_times_out(working: Working):
+@pytest.mark.parametrize(
+    ("work", "call", "role", "proof"),
+    [
+        pytest.param(
+            "judge_samples", "offload_engines", "genrm", "RELEASE_PROVED", id="an-offload"
+        ),
+        pytest.param(
+            "train_step", "onload_engines", "rollout", "ACTIVE_PROVED", id="a-load-of-new-weights"
+        ),
+    ],
+)
+async def test_lifecycle_call_times_out(
+    working: Working, work: str, call: str, role: str, proof: str
+):
     """The lease is BLOCKED and nobody else gets the GPUs; the answer that comes late changes
     nothing, a probe does."""
     world = ScriptedWorld(reconcile_timeout=600.0)
-    world.faults["judge_samples"] = ["hold"]
+    world.faults[work] = ["hold"]
     async with working(world) as client:
         handle = await start(client, steps=1)
         await world.held.wait()
-        world.faults["offload_engines"] = ["hang"]
+        world.faults[call] = ["hang"]
         world.go_on.set()
         await world.stuck.wait()
-        await until(lambda: role_is(client, handle, "genrm", "BLOCKED"), seconds=120)
-        taught = world.log.count(("teacher", "onload"))
-        with pytest.raises(WorkflowUpdateFailedError) as refused:
-            await client.get_workflow_handle(f"{handle.id}.lease").execute_update(
-                "activate",
-                LeaseCommand(operation_id="eve-1", role="teacher"),
-                result_type=LeaseAnswer,
-            )
-        assert "leases held by genrm (BLOCKED)" in str(refused.value.cause)
-        assert world.log.count(("teacher", "onload")) == taught
+        await until(lambda: role_is(client, handle, role, "BLOCKED"), seconds=120)
+        before = list(world.log)
+        for other in ("teacher", "trainer"):
+            with pytest.raises(WorkflowUpdateFailedError) as refused:
+                await client.get_workflow_handle(f"{handle.id}.lease").execute_update(
+                    "activate" if work == "judge_samples" else "acquire",
+                    LeaseCommand(operation_id=f"eve-{other}", role=other, purpose="eval"),
+                    result_type=LeaseAnswer,
+                )
+            assert f"leases held by {role} (BLOCKED)" in str(refused.value.cause)
+        assert world.log == before
         world.freed.set()
         done = await handle.result()
-        happened = events(await lease(client, handle), "genrm")
-    assert happened[happened.index("TIMED_OUT") :] == ["TIMED_OUT", "RELEASE_PROVED"]
+        happened = events(await lease(client, handle), role)
+    assert happened[happened.index("TIMED_OUT") + 1] == proof
     assert done.state is RunState.DONE
     nothing_was_broken(world)
