@@ -71,6 +71,9 @@ def _facts(glance: Glance, page: str | None) -> Table:
             facts.add_row("batch", f"{glance.lease.batch.batch} {glance.lease.batch.state}")
     facts.add_row("reward", number(run.reward))
     facts.add_row("accuracy", number(run.accuracy))
+    evaluated = next((p.evaluated for p in reversed(run.progress) if p.evaluated), {})
+    for name, value in evaluated.items():
+        facts.add_row(f"  {name}", number(value))
     weights = "-" if run.weight_version is None else str(run.weight_version)
     if glance.staleness is not None:
         weights += f", staleness {glance.staleness}"

@@ -254,7 +254,7 @@ class StepResult(Message):
 
 
 class PhaseRetry(Message):
-    """A phase that failed for a reason that may pass, and was run again."""
+    """An attempt at a phase that failed; a later one may have succeeded."""
 
     phase: StepPhase
     what: str

@@ -109,6 +109,18 @@ def _trained(name: str) -> Value:
     return value
 
 
+def _weight(name: str) -> Value:
+    """Of importance; None where there is none, and every weight is 1."""
+    value = _trained(name)
+
+    def told(step: StepRecord) -> float | None:
+        training = step.result.training
+        corrected = training is not None and training.metrics.get("importance_max", 1.0) != 1.0
+        return value(step) if corrected else None
+
+    return told
+
+
 def _policy_kl(step: StepRecord) -> float | None:
     return step.result.training.policy_kl if step.result.training else None
 
@@ -178,6 +190,16 @@ CHARTS = (
         "Of trained tokens, and of samples.",
         low=0.0,
     ),
+    Chart(
+        "Importance weights",
+        (
+            ("mean", _weight("importance_mean"), "--rollout"),
+            ("largest", _weight("importance_max"), "--quiet"),
+        ),
+        "Trainer before its update over rollout engine, truncated.",
+        low=0.0,
+    ),
+    Chart("Critic", (("explained variance", _trained("explained_variance"), "--sync"),)),
     Chart("Response length", (("mean tokens", _length, "--rollout"),), low=0.0),
     Chart("Learning rate", (("AdamW", _trained("learning_rate"), "--trainer"),), low=0.0),
 )

@@ -9,7 +9,9 @@ from relax_infer.contracts.recovery import RecoveryTrace
 from relax_infer.contracts.run import PhaseRetry, StepRecord
 from relax_infer.machines import RECOVERY, LeaseState, RecoveryState
 
-What = Literal["replica lost", "lease blocked", "phase repeated", "step gave up", "alarm"]
+What = Literal[
+    "replica lost", "lease blocked", "phase repeated", "phase failed", "step gave up", "alarm"
+]
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,14 @@ def _blocked(
 
 def _retry(step: int, retry: PhaseRetry) -> Incident:
     return Incident(
-        "phase repeated",
+        "phase failed" if retry.recovered is None else "phase repeated",
         step,
         f"{retry.what}, attempt {retry.attempt}",
         retry.error,
         retry.failed,
         retry.began,
         retry.recovered,
-        "a later attempt succeeded" if retry.recovered else "none succeeded",
+        "a later attempt succeeded" if retry.recovered else "no later attempt succeeded",
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fsspec.core import url_to_fs
@@ -92,7 +91,9 @@ def read_records(store_url: str, run: str, wanted: StepRange = ALL) -> RunRecord
         )
     recipe_path = f"{folder}/recipe.json"
     recipe = json.loads(filesystem.cat_file(recipe_path)) if filesystem.exists(recipe_path) else {}
-    steps = tuple(_record(filesystem.cat_file, path) for _, path in chosen)
+    # All at once: a remote store would take a round trip for each.
+    contents = filesystem.cat([path for _, path in chosen])
+    steps = tuple(_record(path, contents[path]) for _, path in chosen)
     return RunRecords(
         run=run,
         recipe=recipe,
@@ -102,9 +103,9 @@ def read_records(store_url: str, run: str, wanted: StepRange = ALL) -> RunRecord
     )
 
 
-def _record(read: Callable[[str], bytes], path: str) -> StepRecord:
+def _record(path: str, content: bytes) -> StepRecord:
     try:
-        return StepRecord.model_validate_json(read(path))
+        return StepRecord.model_validate_json(content)
     except ValueError as error:
         raise PermanentError(
             f"{path} is no step record: {error}", cure="Was it cut short, or written by hand?"

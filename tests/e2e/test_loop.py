@@ -24,15 +24,23 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
+SETS = [
+    {"name": "greedy", "problems": 512},
+    {"name": "many", "problems": 32, "samples": 4, "temperature": 1.0, "pass_at": [4]},
+]
+
 
 async def test_three_steps_from_prompts_to_new_weights(
     stack: Stack, client: Client, tmp_path: Path
 ):
     """The quickstart, shorter: every part real, each thing that the step promised is on record."""
-    handle = await start(client, steps=3, overrides={"evaluation.every": 3})
+    handle = await start(
+        client, steps=3, overrides={"evaluation.every": 3, "evaluation.sets": SETS}
+    )
     done = await finish(handle)
     assert done.state is RunState.DONE
     assert done.step == 3
+    assert set(done.progress[-1].evaluated) == {"greedy", "many", "many pass@4"}
     files = RunFiles(stack.home, handle.id)
 
     first = files.record(0).result.evaluation
@@ -59,12 +67,17 @@ async def test_three_steps_from_prompts_to_new_weights(
     last = files.record(3).result.evaluation
     assert last is not None
     assert last.accuracy > first.accuracy + 0.1
+    many = last.sets[1]
+    assert many.accuracy < many.pass_at[4] <= 1.0
+    assert last.unanswered == 0
     assert [entry.result.step for entry in files.ledger().entries] == [1, 2, 3]
 
     page = write_report((stack.home / "store").as_uri(), handle.id, tmp_path / "report.html")
     text = page.read_text()
     assert handle.id in text
     assert "<svg" in text
+    assert "many pass@4" in text
+    assert '"prompt":"' in text
 
 
 async def test_a_run_outlives_server_gateway_and_five_continue_as_news(

@@ -66,3 +66,10 @@ def test_a_repeated_phase_a_lost_attempt_and_an_alarm_are_incidents():
     assert found["phase repeated"].to_mend == 6.5
     assert found["step gave up"].to_mend == 11.5  # the step's end is 16.5 s after BEGAN
     assert found["alarm"].cause == "too far apart"
+
+
+def test_a_phase_that_no_later_attempt_made_good_has_failed():
+    retry = a_retry(1).model_copy(update={"recovered": None})
+    incident = told(a_record(1, retries=(retry,)))["phase failed"]
+    assert incident.to_mend is None
+    assert incident.ending == "no later attempt succeeded"

@@ -1,0 +1,62 @@
+"""A finished step in one line."""
+
+from relax_infer.cli._explain import Evidence, explain
+from relax_infer.cli._view import finished_line
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.run import (
+    Evaluation,
+    RunProgress,
+    SetEvaluation,
+    StepResult,
+    more_than_accuracy,
+)
+
+MANY = SetEvaluation(name="many", problems=16, samples=8, accuracy=0.25, pass_at={1: 0.25, 8: 0.75})
+EVALUATION = Evaluation(
+    step=4,
+    weight_version=4,
+    problems=64,
+    accuracy=0.5,
+    sets=(SetEvaluation(name="greedy", problems=64, samples=1, accuracy=0.5, unanswered=2), MANY),
+)
+
+
+def test_the_log_prob_difference_the_sets_and_a_warning_are_told():
+    line = finished_line(
+        RunProgress(
+            step=4,
+            accuracy=0.5,
+            evaluated=more_than_accuracy(EVALUATION),
+            logprob_gap=1.234e-5,
+            seconds=7.0,
+            alarms=("too far apart",),
+        )
+    )
+    assert line == (
+        "step   4  done in 7.0 s  accuracy 0.500  log-prob gap 1.2e-05  greedy 0.500  many 0.250"
+        "  many pass@8 0.750  warning: too far apart"
+    )
+
+
+def test_one_set_says_no_more_than_the_accuracy():
+    only = EVALUATION.model_copy(update={"sets": EVALUATION.sets[:1]})
+    assert more_than_accuracy(only) == {}
+    assert more_than_accuracy(None) == {}
+
+
+def test_a_finished_step_explains_every_set_and_every_warning():
+    result = StepResult(
+        step=4,
+        weights=WeightsRef(version=4, uri="u", digest="d"),
+        evaluation=EVALUATION,
+        alarms=("too far apart",),
+    )
+    notes = explain(Evidence("run-1", 4, 0.0, result=result)).notes
+    assert "Warning: too far apart." in notes
+    assert (
+        "Accuracy 0.500 on greedy (64 problems), with weights 4; 2 answers were refused." in notes
+    )
+    assert (
+        "Accuracy 0.250, pass@1 0.250, pass@8 0.750 on many (16 problems, 8 answers each),"
+        " with weights 4." in notes
+    )
