@@ -6,8 +6,6 @@ theirs (query ``registry``), by the standard Temporal environment configuration.
 
 import argparse
 import asyncio
-import logging
-import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +17,7 @@ from temporalio.envconfig import ClientConfig
 
 from relax_infer.discovery import Role
 from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_gateway
+from relax_infer.telemetry import configure_logs
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
 
@@ -65,10 +64,7 @@ def main() -> None:
         help="for messages; without it the engine is asked where its tokenizer is",
     )
     arguments = parser.parse_args()
-    logging.basicConfig(
-        level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_logs(run=arguments.run, role="gateway")
     uvloop.run(_serve(arguments))
 
 

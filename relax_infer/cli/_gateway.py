@@ -1,8 +1,6 @@
 """The gateway without a run: ``relax-infer gateway --registry FILE``."""
 
 import json
-import logging
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,11 +48,9 @@ def gateway(
     The file is read again when it changes. Ends with SIGINT or SIGTERM.
     """
     from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_file
+    from relax_infer.telemetry import configure_logs
 
-    logging.basicConfig(
-        level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_logs(role="gateway")
     options = GatewayOptions(
         roles=tuple(role or Role),
         timeout=request_timeout,
