@@ -18,6 +18,7 @@ from temporalio.envconfig import ClientConfig
 from relax_infer.discovery import Role
 from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_gateway
 from relax_infer.telemetry import configure_logs
+from relax_infer.telemetry.traces import configure_traces, end_traces
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
 
@@ -65,7 +66,11 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     configure_logs(run=arguments.run, role="gateway")
-    uvloop.run(_serve(arguments))
+    configure_traces("relax-gateway")
+    try:
+        uvloop.run(_serve(arguments))
+    finally:
+        end_traces()
 
 
 async def _serve(arguments: argparse.Namespace) -> None:

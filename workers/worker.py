@@ -20,10 +20,12 @@ from temporalio.worker import Worker
 from activities._boundary import ActivityBoundary
 from activities.registry import ACTIVITIES
 from relax_infer.contracts.policies import POLICIES, QUEUES
+from relax_infer.telemetry.traces import configure_traces, end_traces, tracing
 from workers._converter import data_converter
 from workers._logs import configure_worker_logs
 from workers._metrics import run_metrics, sdk_runtime
 from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workers._tracing import StepTraces
 from workflows import WORKFLOWS
 
 _IDLE = 0.5
@@ -49,7 +51,7 @@ def make_worker(client: Client, queue: str, *, grace: float = 5.0) -> Worker:
         activities=activities,
         workflow_runner=workflow_runner(),
         workflow_failure_exception_types=FAILS_WORKFLOW,
-        interceptors=[ActivityBoundary()],
+        interceptors=[ActivityBoundary(), *([StepTraces()] if tracing() else [])],
         max_concurrent_activities=64,
         max_cached_workflows=200,
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
@@ -90,8 +92,12 @@ def main() -> None:
     parser.add_argument("--queues", nargs="+", choices=QUEUES, default=QUEUES)
     arguments = parser.parse_args()
     configure_worker_logs()
+    configure_traces("relax-worker")
     connect_ray()
-    asyncio.run(serve(arguments.queues))
+    try:
+        asyncio.run(serve(arguments.queues))
+    finally:
+        end_traces()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "a step that gave up, again",
         ),
     ),
+    "trace": (
+        ("relax-infer trace run-1 3", "where the time of step 3 went"),
+        ("relax-infer trace run-1 3 --out step-3.json", "its spans, for Jaeger or a collector"),
+    ),
     "logs": (
         ("relax-infer logs run-1", "every part, in the order of time"),
         ("relax-infer logs run-1 --role genrm --replica 0 --follow", "one engine, as it goes on"),

@@ -49,8 +49,10 @@ def gateway(
     """
     from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_file
     from relax_infer.telemetry import configure_logs
+    from relax_infer.telemetry.traces import configure_traces, end_traces
 
     configure_logs(role="gateway")
+    configure_traces("relax-gateway")
     options = GatewayOptions(
         roles=tuple(role or Role),
         timeout=request_timeout,
@@ -68,7 +70,10 @@ def gateway(
     serving = serve_file(
         host=host, port=port, registry=registry, options=options, listening=listening
     )
-    uvloop.run(serving)
+    try:
+        uvloop.run(serving)
+    finally:
+        end_traces()
 
 
 def _address(url: str | None) -> str | None:

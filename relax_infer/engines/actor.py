@@ -24,7 +24,8 @@ from relax_infer.engines.node import NodeReport
 from relax_infer.engines.operations import OperationTable
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import IllegalTransition, ReplicaState
-from relax_infer.telemetry import about, configure_actor_logs
+from relax_infer.telemetry import about, configure_actor
+from relax_infer.telemetry.traces import span
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class EngineActor:
     def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
         """``pool``: Ray's id of the placement group that the actor is in."""
         name = f"{spec.actor_name(replica)}.actor"
-        configure_actor_logs(name, spec.run, role=spec.role, replica=replica)
+        configure_actor(name, spec.run, role=spec.role, replica=replica)
         followers = [Follower(spec, replica, node) for node in range(1, spec.nodes_per_replica)]
         self._replica = EngineReplica(spec, replica, pool, followers)
         self._fence = self._replica.files.fence_memory()
@@ -87,7 +88,10 @@ class EngineActor:
         return await self._operations.run(op.operation_id, kind, lambda: self._told(kind, op))
 
     async def _told(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
-        with about(fence=str(op.fence)):
+        with (
+            about(fence=str(op.fence)),
+            span(f"engine {kind}", parent=op.traceparent, operation=op.operation_id) as note,
+        ):
             log.info("%s begins", kind, extra={"operation": op.operation_id})
             began = time.monotonic()
             outcome = await self._once(kind, op)
@@ -96,6 +100,7 @@ class EngineActor:
                 "seconds": round(time.monotonic() - began, 3),
                 "state": outcome.report.state.value,
             }
+            note("relax.state", outcome.report.state.value)
             if outcome.report.error is None:
                 log.info("%s is done", kind, extra=told)
             else:

@@ -28,6 +28,8 @@ from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
 from relax_infer.engines.guard_metrics import GuardMetrics
 from relax_infer.engines.request_log import RequestLog
 from relax_infer.gateway.gate import AdmissionClosed, AdmissionGate
+from relax_infer.telemetry.asgi import traced
+from relax_infer.telemetry.traces import tracing
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ class Fence:
         self._log = log
         seen = self.memory
         self._metrics = GuardMetrics(self.gate, lambda: seen.seen.counter if seen.seen else 0)
+        self._route = traced(self._gated, "engine request") if tracing() else self._gated
         self._calls: set[Call] = set()
         self._ending: asyncio.Task[None] | None = None
 
@@ -137,7 +140,7 @@ class Fence:
     async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if method == "POST" and path in GATED:
-            await self._gated(scope, receive, send)
+            await self._route(scope, receive, send)
         elif (method, path) in UNGATED:
             await self.app(scope, receive, send)
         elif method == "GET" and path == "/health":

@@ -30,6 +30,7 @@ from relax_infer.engines.command import ABOUT
 from relax_infer.engines.fence import Fence
 from relax_infer.engines.request_log import RequestLog
 from relax_infer.telemetry import configure_logs
+from relax_infer.telemetry.traces import configure_traces
 
 _log = logging.getLogger("relax_infer.engines.server")
 
@@ -178,8 +179,9 @@ def main(arguments: list[str]) -> None:
     ours, theirs = parser.parse_known_args(arguments)
     counter, _, grant = ours.fence_token.partition(":")
     about = json.loads(os.environ.get(ABOUT, "{}"))
-    with contextlib.suppress(ImportError):  # without structlog they are as SGLang writes them
+    with contextlib.suppress(ImportError):  # an engine's own interpreter may be without them
         configure_logs(only="relax_infer", **about)
+        configure_traces("relax-engine")
 
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

@@ -30,7 +30,7 @@ from relax_infer.contracts.run import FrontAddress
 from relax_infer.engines.host_processes import ProcessStamp
 from relax_infer.engines.router import RouterAdapter, router_command
 from relax_infer.gateway._child import Child
-from relax_infer.telemetry import configure_actor_logs
+from relax_infer.telemetry import configure_actor
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class FrontActor:
         home = environment.get("RELAX_HOME")
         logs = Path(home) / "logs" if home else _private_folder() / "logs"
         key = hashlib.sha256(f"{cluster}/{run}".encode()).hexdigest()[:16]
-        configure_actor_logs(f"../{run}.gateway", run, role="gateway")
+        configure_actor(f"../{run}.gateway", run, role="gateway")
         self._socket = _private_folder() / f"gw-{key}.sock"
         self._file = _private_folder() / f"front-{key}.json"
         self._environment = _child_environment(environment)

@@ -37,6 +37,8 @@ from relax_infer.gateway.judge import Render
 from relax_infer.gateway.metrics import CONTENT_TYPE, Metrics, RouteMetrics
 from relax_infer.gateway.openapi import document
 from relax_infer.gateway.routes import routes_of
+from relax_infer.telemetry.asgi import traced
+from relax_infer.telemetry.traces import tracing
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +114,8 @@ def create_gateway_app(
                 work = handler.generate if entry.kind == "generate" else handler.chat
                 counters = metrics.route(role, entry.path)
                 route = _data_route(work, handler.end, counters, limits)
+                if tracing():
+                    route = traced(route, f"gateway POST /{role}{entry.path}")
             else:
                 route = reads.route(entry.kind)
             routes[f"/{role}{entry.path}"] = (entry.method, route)

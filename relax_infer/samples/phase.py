@@ -17,6 +17,7 @@ import pyarrow as pa
 from relax_infer.contracts.batch import PhaseResult
 from relax_infer.contracts.failures import PermanentError, TransientError
 from relax_infer.samples.store import StagingStore
+from relax_infer.telemetry.traces import trace_headers
 
 T = TypeVar("T")
 Settle = Callable[[str], Awaitable[int]]
@@ -116,7 +117,10 @@ class Asker:
             self.requested += 1
             try:
                 async with self._session.post(
-                    url, json={**payload, "rid": rid}, timeout=self._timeout, headers=headers
+                    url,
+                    json={**payload, "rid": rid},
+                    timeout=self._timeout,
+                    headers={**(headers or {}), **trace_headers()},
                 ) as response:
                     body = await response.read()
                     if response.status != 200:

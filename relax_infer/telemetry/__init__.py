@@ -4,7 +4,7 @@ Nothing here is on a request's way unless it was asked for.
 """
 
 from relax_infer.telemetry.logs import as_text, configure_logs
-from relax_infer.telemetry.places import configure_actor_logs, log_folder
+from relax_infer.telemetry.places import configure_actor, log_folder
 from relax_infer.telemetry.redaction import HIDDEN, redacted, remember_secret
 from relax_infer.telemetry.subjects import (
     FIELDS,
@@ -20,7 +20,7 @@ __all__ = [
     "about",
     "about_process",
     "as_text",
-    "configure_actor_logs",
+    "configure_actor",
     "configure_logs",
     "log_folder",
     "redacted",

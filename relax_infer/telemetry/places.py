@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from relax_infer.telemetry.logs import configure_logs
+from relax_infer.telemetry.traces import configure_traces
 
 
 def log_folder(run: str) -> Path:
@@ -15,11 +16,12 @@ def log_folder(run: str) -> Path:
     return root / "logs" / run
 
 
-def configure_actor_logs(name: str, run: str, role: str, replica: int | None = None) -> None:
-    """Logs of a Ray actor, in a file of its own: what it prints goes to Ray, which does not tell
-    one run from another. Does nothing outside of an actor."""
+def configure_actor(name: str, run: str, role: str, replica: int | None = None) -> None:
+    """Logs and traces of a Ray actor; does nothing outside of one. The logs have a file of their
+    own: what an actor prints goes to Ray, which does not tell one run from another."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or not ray.get_runtime_context().get_actor_id():
         return
     to = log_folder(run) / f"{name}.log"
     configure_logs(to=to, only="relax_infer", run=run, role=role, replica=replica)
+    configure_traces(f"relax-{role if role in ('trainer', 'gateway') else 'engine-actor'}")

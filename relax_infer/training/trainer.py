@@ -23,7 +23,8 @@ from relax_infer.contracts.training import (
     TrainResult,
 )
 from relax_infer.engines.place import check_place
-from relax_infer.telemetry import about, configure_actor_logs
+from relax_infer.telemetry import about, configure_actor
+from relax_infer.telemetry.traces import span
 from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
@@ -49,7 +50,7 @@ class TrainerActor:
     ) -> None:
         """``read`` gives the rows of a partition; None: TransferQueue."""
         name = spec.actor_name(rank)
-        configure_actor_logs(name, spec.run.run, role="trainer", replica=rank)
+        configure_actor(name, spec.run.run, role="trainer", replica=rank)
         self._files = TrainerFiles(spec, rank)
         self._earlier = self._files.residence()
         self._fence = self._files.fence_memory()
@@ -185,8 +186,17 @@ class TrainerActor:
             await self._check_grant(request)
             rows = await self._read(request.partition)
             await asyncio.to_thread(_check_rows, request, rows)
-            with about(step=request.step, phase="TRAINING", fence=str(request.fence)):
-                return await self._update(request, rows)
+            with (
+                about(step=request.step, phase="TRAINING", fence=str(request.fence)),
+                span("trainer update", parent=request.traceparent, rows=len(rows)) as note,
+            ):
+                result = await self._update(request, rows)
+                for name in ("loss", "grad_norm", "tokens"):
+                    note(name, getattr(result, name))
+                for name, value in result.metrics.items():
+                    if name.endswith("_seconds"):
+                        note(name, value)
+                return result
 
     async def _update(self, request: TrainRequest, rows: PublishedRows) -> TrainResult:
         log.info("trains on %d rows", len(rows))
