@@ -23,6 +23,20 @@ FIRST = ("time", "level", "event", "logger", *FIELDS)
 """Keys of a line, in this order; further ones follow. ``time`` is ISO 8601 in UTC."""
 
 
+_OURS = "of_relax"
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """To whatever stderr is when a line is written."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+
 def configure_logs(
     *,
     to: Path | None = None,
@@ -46,15 +60,16 @@ def configure_logs(
     remember_environment()
     handler: logging.Handler
     if to is None:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _Stderr()
     else:
         to.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(to)
     handler.setFormatter(formatter(_format(to), processors))
     logger = logging.getLogger(only)
-    for other in logger.handlers[:]:
-        logger.removeHandler(other)
-        other.close()
+    for earlier in [each for each in logger.handlers if getattr(each, _OURS, False)]:
+        logger.removeHandler(earlier)
+        earlier.close()
+    setattr(handler, _OURS, True)
     logger.addHandler(handler)
     logger.setLevel(os.environ.get("RELAX_LOG_LEVEL", "INFO").upper())
     logger.propagate = only is None
