@@ -19,6 +19,7 @@ from relax_infer.discovery import Role
 from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_gateway
 from relax_infer.telemetry import configure_logs
 from relax_infer.telemetry.traces import configure_traces, end_traces
+from workers._converter import data_converter
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
 
@@ -42,7 +43,7 @@ class RoleWorkflows:
             if self._client is None:
                 config = ClientConfig.load_client_connect_config()
                 config.setdefault("target_host", "localhost:7233")
-                self._client = await Client.connect(**config)
+                self._client = await Client.connect(**config, data_converter=data_converter())
             return self._client
 
 

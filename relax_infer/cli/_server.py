@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._home import read_stack
+from relax_infer.security.codec import sealed
 
 _CONNECT_TIMEOUT = 10.0
 
@@ -96,7 +97,8 @@ async def connected(home: Path) -> AsyncIterator[Server]:
         )
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT):
-            client = await Client.connect(**target.config, data_converter=pydantic_data_converter)
+            converter = sealed(pydantic_data_converter)
+            client = await Client.connect(**target.config, data_converter=converter)
     except (RuntimeError, TimeoutError) as error:
         raise _unreachable(target, error) from error
     try:

@@ -49,6 +49,12 @@ class Metrics:
             ("role",),
             registry=self._registry,
         )
+        self._refused = Counter(
+            "relax_gateway_refused_total",
+            meaning("relax_gateway_refused_total"),
+            ("role", "caller", "reason"),
+            registry=self._registry,
+        )
         self._registry.register(_Registries(intake))
 
     def route(self, role: Role, route: str) -> "RouteMetrics":
@@ -61,6 +67,10 @@ class Metrics:
             self._in_flight.labels(role.value),
             self._aborts.labels(role.value),
         )
+
+    def refused(self, role: str, caller: str, reason: str) -> None:
+        """Somebody was turned away at the door."""
+        self._refused.labels(role, caller, reason).inc()
 
     def text(self, role: Role | None = None) -> bytes:
         """Everything, or the samples of one role, as Prometheus reads it."""

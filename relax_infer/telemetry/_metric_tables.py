@@ -43,6 +43,7 @@ counter | relax_gateway_requests_total | role route status | requests | Requests
 histogram | relax_gateway_request_seconds | role route | seconds | From a request's head to its answer's last byte.
 gauge | relax_gateway_requests_in_flight | role | requests | Requests under way.
 counter | relax_gateway_aborts_total | role | requests | Requests that ended before their backend had answered.
+counter | relax_gateway_refused_total | role caller reason | requests | Turned away at the door: no_token, unknown_token, role, rate, concurrency.
 gauge | relax_gateway_topology_revision | role | revision | Of the registry that is served.
 gauge | relax_gateway_registry_term | role | term | Of the registry that is served.
 gauge | relax_gateway_model_ready | role model | 1 | 1: could be called now.
