@@ -38,7 +38,26 @@ class Target:
         """Web UI page of a run."""
         if self.ui is None:
             return None
-        return f"{self.ui.rstrip('/')}/namespaces/{self.namespace}/workflows/{quote(run)}"
+        return f"{self._workflows}/{quote(run)}"
+
+    def views_of(self, run: str) -> dict[str, str]:
+        """Lists of the web UI that a person saves as views of a run, by what they show; none where
+        the web UI is not known."""
+        if self.ui is None:
+            return {}
+        mine = f"RelaxRun = '{run}'"
+        queries = {
+            "all": mine,
+            "steps": f"{mine} AND WorkflowType = 'TrainingStep'",
+            "open": f"{mine} AND ExecutionStatus = 'Running'",
+            "waits": f"{mine} AND RelaxState = 'BLOCKED' AND ExecutionStatus = 'Running'",
+        }
+        return {name: f"{self._workflows}?query={quote(q)}" for name, q in queries.items()}
+
+    @property
+    def _workflows(self) -> str:
+        assert self.ui is not None
+        return f"{self.ui.rstrip('/')}/namespaces/{self.namespace}/workflows"
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,8 @@ def _complete(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 def _in_order(_logger: Any, _method: str, event: EventDict) -> EventDict:
     first = {key: event[key] for key in FIRST if key in event}
-    return {**first, **event}
+    # What begins with _ others attach to every record, for themselves.
+    return {**first, **{key: value for key, value in event.items() if not key.startswith("_")}}
 
 
 def _format(to: Path | None) -> Format:
