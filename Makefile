@@ -9,7 +9,8 @@
 #   make bench            what the control plane itself costs
 #   make up / make down   the local stack in .relax
 #   make diagrams         docs/state-machines.md from the transition tables
-#   make reference        docs/recipe.md from the typed recipe, docs/openapi.json from the routes
+#   make reference        docs/recipe.md from the typed recipe, docs/openapi.json from the routes,
+#                         docs/metrics.md from the table of metrics
 #   make pictures         docs/placement/*.svg from the shipped recipes
 
 SHELL := /bin/bash
@@ -131,6 +132,7 @@ diagrams: install
 reference: install
 	$(BIN)/python -m relax_infer.config.reference docs/recipe.md
 	$(BIN)/python -m relax_infer.gateway.openapi docs/openapi.json
+	$(BIN)/python -m relax_infer.telemetry.catalogue docs/metrics.md
 
 pictures: install
 	$(BIN)/python -m relax_infer.placement docs/placement

@@ -1,6 +1,8 @@
 """What every activity has in common: heartbeats, and failures that say which kind they are."""
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,9 +17,13 @@ from temporalio.worker import (
 )
 
 from activities._progress import told
+from activities._subject import subject_of
 from relax_infer.contracts.failures import RelaxError, TransientError
 from relax_infer.contracts.faults import explain
 from relax_infer.contracts.fence import StaleFence
+from relax_infer.telemetry import about
+
+log = logging.getLogger(__name__)
 
 _BEAT = 1.0
 """Seconds between heartbeats; the shortest heartbeat timeout in the table is eight of them."""
@@ -32,6 +38,17 @@ class ActivityBoundary(Interceptor):
 
 class _Boundary(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        with about(**subject_of(activity.info(), input.args)):
+            return await self._told(input)
+
+    async def _told(self, input: ExecuteActivityInput) -> Any:
+        """With a line when it has ended; what it failed with the SDK itself tells."""
+        name, began = activity.info().activity_type, time.monotonic()
+        result = await self._in_kind(input)
+        log.info("%s is done", name, extra={"seconds": round(time.monotonic() - began, 3)})
+        return result
+
+    async def _in_kind(self, input: ExecuteActivityInput) -> Any:
         try:
             async with _beating():
                 return await super().execute_activity(input)

@@ -14,30 +14,31 @@ from relax_infer.contracts.engines import (
     WatchRequest,
 )
 from relax_infer.engines import EngineGroup, check_evidence, read_evidence
+from relax_infer.telemetry.traces import traceparent
 
 
 @activity.defn
 async def onload_engines(operation: EngineOperation) -> GroupReport:
     """Launch or wake every replica, with the asked weights, and open its admission."""
-    return await EngineGroup(operation.group).onload(operation)
+    return await EngineGroup(operation.group).onload(_traced(operation))
 
 
 @activity.defn
 async def offload_engines(operation: EngineOperation) -> GroupReport:
     """Close admission, drain, release; the report refers to the evidence."""
-    return await EngineGroup(operation.group).offload(operation)
+    return await EngineGroup(operation.group).offload(_traced(operation))
 
 
 @activity.defn
 async def launch_engines(operation: EngineOperation) -> GroupReport:
     """Start servers with their gates closed and check their weights."""
-    return await EngineGroup(operation.group).launch(operation)
+    return await EngineGroup(operation.group).launch(_traced(operation))
 
 
 @activity.defn
 async def load_engine_weights(operation: EngineOperation) -> GroupReport:
     """Bring weights to engines that are awake and read them back."""
-    return await EngineGroup(operation.group).load_weights(operation)
+    return await EngineGroup(operation.group).load_weights(_traced(operation))
 
 
 @activity.defn
@@ -62,6 +63,11 @@ async def stop_engines(operation: EngineOperation) -> GroupReport:
 async def probe_engines(group: EngineGroupSpec) -> GroupReport:
     """Look, and change nothing."""
     return await EngineGroup(group).probe()
+
+
+def _traced(operation: EngineOperation) -> EngineOperation:
+    """What the engines' actors do for it is told below this activity."""
+    return operation.model_copy(update={"traceparent": traceparent()})
 
 
 async def _confirm(check: OffloadCheck) -> OffloadConfirmation:

@@ -12,6 +12,7 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
+from relax_infer.telemetry.traces import traceparent
 from relax_infer.training import TrainerGroup
 
 
@@ -60,7 +61,8 @@ async def forget_trainer(operation: TrainerOperation) -> RoleResult:
 @activity.defn
 async def train_step(request: TrainRequest) -> TrainResult:
     """One update from a committed partition, once: the ledger answers a repeat."""
-    return await TrainerGroup(request.trainer).train(request)
+    traced = request.model_copy(update={"traceparent": traceparent()})
+    return await TrainerGroup(request.trainer).train(traced)
 
 
 async def _result(operation: TrainerOperation, report: TrainerReport) -> RoleResult:

@@ -10,6 +10,7 @@ from temporalio.contrib.pydantic import PydanticPayloadConverter, pydantic_data_
 from temporalio.exceptions import ApplicationError
 
 from relax_infer.contracts.faults import explain
+from relax_infer.security.codec import sealed
 
 
 class ExplainingConverter(PydanticPayloadConverter):
@@ -35,5 +36,6 @@ class ExplainingConverter(PydanticPayloadConverter):
 
 
 def data_converter() -> Any:
-    """What every client of a worker process uses."""
-    return replace(pydantic_data_converter, payload_converter_class=ExplainingConverter)
+    """What every client of a worker process uses; sealed where RELAX_PAYLOAD_KEYS says so."""
+    plain = replace(pydantic_data_converter, payload_converter_class=ExplainingConverter)
+    return sealed(plain)

@@ -57,10 +57,12 @@ class Stack:
         temporal_port: int,
         ui_port: int,
         metrics_port: int,
+        worker_ports: tuple[int, int],
         ray_port: int,
     ) -> Self:
         """One of which nothing runs yet, recorded so that whatever will run can be ended."""
         identity = str(uuid.uuid4())
+        ours, sdks = (f"http://{HOST}:{port}/metrics" for port in worker_ports)
         record = StackRecord(
             stack=identity,
             home=str(home),
@@ -68,6 +70,8 @@ class Stack:
             temporal_address=f"{HOST}:{temporal_port}",
             temporal_ui=f"http://{HOST}:{ui_port}",
             temporal_metrics=f"http://{HOST}:{metrics_port}/metrics",
+            worker_metrics=ours,
+            worker_sdk_metrics=sdks,
             ray_address=f"{_ray.NODE}:{ray_port}",
             ray_folder=str(_ray.folder_of(identity)),
             ray_token_file=str(home / "ray.token"),
@@ -232,7 +236,7 @@ class Stack:
 
     def _launch_temporal(self) -> None:
         ports = (self.temporal_address, self.temporal_ui, self._record.temporal_metrics)
-        numbers = [int(each.removesuffix("/metrics").rpartition(":")[2]) for each in ports]
+        numbers = [_port_of(each) for each in ports]
         command = _temporal.server_command(self.home / "temporal.db", *numbers)
         self._launch("temporal", command)
 
@@ -263,6 +267,9 @@ class Stack:
         variables["SPT_NOENV"] = "1"
         if name == "ray":
             del variables["RAY_ADDRESS"]  # it begins a cluster, it joins none
+        if name == "worker" and self._record.worker_metrics:
+            variables["RELAX_METRICS_PORT"] = str(_port_of(self._record.worker_metrics))
+            variables["RELAX_SDK_METRICS_PORT"] = str(_port_of(self._record.worker_sdk_metrics))
         log = self._log(name)
         stamp = _processes.launch(name, command, variables, log)
         record = ProcessRecord(pid=stamp.pid, started=stamp.started, log=str(log))
@@ -314,3 +321,8 @@ class Stack:
             Path(self._record.ray_token_file).unlink(missing_ok=True)
             _stack_file.remove(self.home)
         return report
+
+
+def _port_of(address: str) -> int:
+    """Of ``host:port`` or a URL with a port."""
+    return int(address.removesuffix("/metrics").rpartition(":")[2])

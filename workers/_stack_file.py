@@ -37,6 +37,10 @@ class StackRecord(Message):
     temporal_address: str
     temporal_ui: str
     temporal_metrics: str
+    worker_metrics: str = ""
+    """Of runs, leases, replicas and training; none in records of earlier versions."""
+    worker_sdk_metrics: str = ""
+    """Of the Temporal SDK in the worker."""
     temporal_namespace: str = "default"
     ray_address: str
     ray_folder: str

@@ -6,8 +6,6 @@ theirs (query ``registry``), by the standard Temporal environment configuration.
 
 import argparse
 import asyncio
-import logging
-import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +17,9 @@ from temporalio.envconfig import ClientConfig
 
 from relax_infer.discovery import Role
 from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_gateway
+from relax_infer.telemetry import configure_logs
+from relax_infer.telemetry.traces import configure_traces, end_traces
+from workers._converter import data_converter
 
 _QUERY_TIMEOUT = timedelta(seconds=5)
 
@@ -42,7 +43,7 @@ class RoleWorkflows:
             if self._client is None:
                 config = ClientConfig.load_client_connect_config()
                 config.setdefault("target_host", "localhost:7233")
-                self._client = await Client.connect(**config)
+                self._client = await Client.connect(**config, data_converter=data_converter())
             return self._client
 
 
@@ -65,11 +66,12 @@ def main() -> None:
         help="for messages; without it the engine is asked where its tokenizer is",
     )
     arguments = parser.parse_args()
-    logging.basicConfig(
-        level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    uvloop.run(_serve(arguments))
+    configure_logs(run=arguments.run, role="gateway")
+    configure_traces("relax-gateway")
+    try:
+        uvloop.run(_serve(arguments))
+    finally:
+        end_traces()
 
 
 async def _serve(arguments: argparse.Namespace) -> None:

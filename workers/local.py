@@ -18,6 +18,8 @@ done as asked and nothing of the attempt is left, 130 interrupted and nothing is
     temporal_address    host:port
     temporal_ui         URL
     temporal_metrics    URL
+    worker_metrics      URL: how runs, leases and replicas stand (docs/metrics.md)
+    worker_sdk_metrics  URL: the Temporal SDK's own
     temporal_namespace  "default"
     ray_address         host:port
     ray_folder          Ray's sockets and logs while it runs
@@ -90,6 +92,7 @@ def up(
                 temporal_port=ports.choose("Temporal", temporal_port, 7233),
                 ui_port=ports.choose("Temporal's web UI", ui_port, 8233),
                 metrics_port=ports.choose("Temporal's metrics"),
+                worker_ports=(ports.choose("metrics"), ports.choose("the SDK's metrics")),
                 ray_port=ports.choose("Ray", ray_port),
             )
             try:

@@ -20,8 +20,12 @@ from temporalio.worker import Worker
 from activities._boundary import ActivityBoundary
 from activities.registry import ACTIVITIES
 from relax_infer.contracts.policies import POLICIES, QUEUES
+from relax_infer.telemetry.traces import configure_traces, end_traces, tracing
 from workers._converter import data_converter
+from workers._logs import configure_worker_logs
+from workers._metrics import run_metrics, sdk_runtime
 from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workers._tracing import StepTraces
 from workflows import WORKFLOWS
 
 _IDLE = 0.5
@@ -32,7 +36,8 @@ async def connect() -> Client:
     """A client by the standard Temporal environment configuration."""
     config = ClientConfig.load_client_connect_config()
     config.setdefault("target_host", "localhost:7233")
-    return await Client.connect(**config, data_converter=data_converter())
+    runtime = sdk_runtime()
+    return await Client.connect(**config, data_converter=data_converter(), runtime=runtime)
 
 
 def make_worker(client: Client, queue: str, *, grace: float = 5.0) -> Worker:
@@ -46,7 +51,7 @@ def make_worker(client: Client, queue: str, *, grace: float = 5.0) -> Worker:
         activities=activities,
         workflow_runner=workflow_runner(),
         workflow_failure_exception_types=FAILS_WORKFLOW,
-        interceptors=[ActivityBoundary()],
+        interceptors=[ActivityBoundary(), *([StepTraces()] if tracing() else [])],
         max_concurrent_activities=64,
         max_cached_workflows=200,
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
@@ -62,6 +67,7 @@ async def serve(queues: Sequence[str]) -> None:
         loop.add_signal_handler(number, stop.set)
     client = await connect()
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(run_metrics(client))
         for queue in queues:
             await stack.enter_async_context(make_worker(client, queue))
         logging.getLogger(__name__).info("working on %s", ", ".join(queues))
@@ -85,12 +91,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--queues", nargs="+", choices=QUEUES, default=QUEUES)
     arguments = parser.parse_args()
-    logging.basicConfig(
-        level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_worker_logs()
+    configure_traces("relax-worker")
     connect_ray()
-    asyncio.run(serve(arguments.queues))
+    try:
+        asyncio.run(serve(arguments.queues))
+    finally:
+        end_traces()
 
 
 if __name__ == "__main__":

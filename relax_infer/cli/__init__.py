@@ -3,10 +3,11 @@
 Knows workflows by type name and id, and worker processes by module name.
 """
 
-from relax_infer.cli import _convert, _gateway, _inside, _looks, _persons
+# Imported for the commands that they add.
+from relax_infer.cli import _codec, _convert, _gateway, _inside, _looks, _persons, _trace
 from relax_infer.cli._options import app
 from relax_infer.cli._stack_and_runs import main
 
 __all__ = ["app", "main"]
 
-del _convert, _gateway, _inside, _looks, _persons  # imported for the commands that they add
+del _codec, _convert, _gateway, _inside, _looks, _persons, _trace

@@ -59,6 +59,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "a step that gave up, again",
         ),
     ),
+    "codec": (
+        (
+            "relax-infer codec --port 8888 --origin http://127.0.0.1:8233",
+            "the endpoint to name in the web UI's settings",
+        ),
+    ),
+    "trace": (
+        ("relax-infer trace run-1 3", "where the time of step 3 went"),
+        ("relax-infer trace run-1 3 --out step-3.json", "its spans, for Jaeger or a collector"),
+    ),
     "logs": (
         ("relax-infer logs run-1", "every part, in the order of time"),
         ("relax-infer logs run-1 --role genrm --replica 0 --follow", "one engine, as it goes on"),

@@ -1,8 +1,6 @@
 """The gateway without a run: ``relax-infer gateway --registry FILE``."""
 
 import json
-import logging
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,11 +48,11 @@ def gateway(
     The file is read again when it changes. Ends with SIGINT or SIGTERM.
     """
     from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_file
+    from relax_infer.telemetry import configure_logs
+    from relax_infer.telemetry.traces import configure_traces, end_traces
 
-    logging.basicConfig(
-        level=os.environ.get("RELAX_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_logs(role="gateway")
+    configure_traces("relax-gateway")
     options = GatewayOptions(
         roles=tuple(role or Role),
         timeout=request_timeout,
@@ -72,7 +70,10 @@ def gateway(
     serving = serve_file(
         host=host, port=port, registry=registry, options=options, listening=listening
     )
-    uvloop.run(serving)
+    try:
+        uvloop.run(serving)
+    finally:
+        end_traces()
 
 
 def _address(url: str | None) -> str | None:

@@ -10,6 +10,7 @@ from temporalio.converter import PayloadConverter
 
 from relax_infer.contracts.run import PhaseTime
 from relax_infer.machines import STEP, StepPhase
+from relax_infer.security.codec import opened
 
 _STATE = "RelaxState"
 """Search attribute that a step sets to its phase."""
@@ -157,6 +158,9 @@ def innermost(failure: Any) -> str:
     """The words at the root of a failure."""
     while failure.HasField("cause"):
         failure = failure.cause
+    if failure.HasField("encoded_attributes"):
+        told = payload_value(failure.encoded_attributes)
+        return str(told["message"]) if isinstance(told, dict) else str(failure.message)
     return str(failure.message)
 
 
@@ -167,8 +171,8 @@ def payload_value(*payloads: Any) -> object:
         return None
     values: Sequence[object]
     try:
-        values = PayloadConverter.default.from_payloads(payloads)
-    except Exception:  # an encrypted payload says nothing here
+        values = PayloadConverter.default.from_payloads([opened(each) for each in payloads])
+    except Exception:  # sealed under a key that is not known here, or of other makers
         return None
     return values[0]
 

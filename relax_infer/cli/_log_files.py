@@ -1,12 +1,15 @@
 """The log files of a run on this machine, and the lines in them with their times."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from relax_infer.cli._errors import CommandError
+from relax_infer.telemetry import as_text
 
 ENGINE_ROLES = ("rollout", "genrm", "teacher")
 ROLES = (*ENGINE_ROLES, "trainer", "gateway", "router", "worker")
@@ -14,7 +17,7 @@ ROLES = (*ENGINE_ROLES, "trainer", "gateway", "router", "worker")
 
 _ENGINE = re.compile(
     r"engine\.(?P<role>\w+)\.(?P<model>.+)\.replica-(?P<replica>\d+)"
-    r"(?:\.node-(?P<node>\d+))?\.(?P<mark>[0-9a-f]+)\.log"
+    r"(?:\.node-(?P<node>\d+))?\.(?P<mark>[0-9a-f]+|actor)\.log"
 )
 _TRAINER, _HEAD = ":actor_name:TrainerActor", 4096
 _MARKS = (":job_id:", ":actor_name:", ":task_name:")
@@ -45,6 +48,18 @@ class LogLine:
     """Unix seconds; of a line without a time, those of the line before."""
     source: str
     text: str
+    fields: dict[str, Any] | None = None
+    """Of a structured line: level, logger, run, step, phase, role, replica, fence and more."""
+
+    def of_run(self, run: str) -> bool:
+        """Whether a structured line is about the run."""
+        known = (self.fields or {}).get("run")
+        return known == run if known is not None else _is_about(self.text, run)
+
+    def in_step(self, step: int, span: tuple[float, float]) -> bool:
+        """Whether it belongs to a step that was at work in ``span``; one that says so knows."""
+        known = (self.fields or {}).get("step")
+        return known == step if known is not None else span[0] <= self.at <= span[1]
 
 
 def find_logs(
@@ -90,6 +105,8 @@ def _all(logs: Path, run: str) -> Iterator[LogFile]:
             node = f".{match['node']}" if match["node"] else ""
             name = f"{match['role']} {match['model']}/{match['replica']}{node}"
             yield LogFile(path, match["role"], name, int(match["replica"]))
+    for path in sorted((logs / run).glob("trainer.rank-*.log")):
+        yield LogFile(path, "trainer", f"trainer/{path.stem.rpartition('-')[2]}")
     for role in ("gateway", "router"):
         path = logs / f"{run}.{role}.log"
         if path.is_file():
@@ -117,12 +134,32 @@ def lines_of(file: LogFile, start: int = 0) -> tuple[list[LogLine], int]:
     at = file.path.stat().st_mtime if start else 0.0
     found: list[LogLine] = []
     for raw in whole.decode(errors="replace").split("\n")[:-1]:
+        if (line := structured(raw, file.name)) is not None:
+            at = line.at
+            if file.mentions is None or line.of_run(file.mentions):
+                found.append(line)
+            continue
         text = clean(raw)
         at = time_of(text) or at
         about = file.mentions is None or _is_about(text, file.mentions)
         if text and about and not text.startswith(_MARKS):
             found.append(LogLine(at, file.name, text))
     return found, start + len(whole)
+
+
+def structured(raw: str, source: str) -> LogLine | None:
+    """A line of ours, in words for people; None for any other."""
+    if not raw.startswith("{"):
+        return None
+    try:
+        fields = json.loads(raw)
+        at = datetime.fromisoformat(fields["time"]).timestamp()
+        local = datetime.fromtimestamp(at, UTC).astimezone()
+    except (ValueError, KeyError, TypeError):
+        return None
+    shown = {**fields, "time": f"{local:%Y-%m-%d %H:%M:%S.%f}"[:-3]}
+    text = "\n".join(clean(line) for line in as_text(None, "", shown).split("\n"))
+    return LogLine(at, source, text, fields)
 
 
 def clean(raw: str) -> str:

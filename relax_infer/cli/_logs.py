@@ -43,12 +43,12 @@ def show_logs(
     files = find_logs(home, run, role, replica, ray)
     span = (0.0, float("inf")) if step is None else asyncio.run(_span(home, run, step))
     read: dict[Path, int] = {}
-    lines = _new(files, read, span)
+    lines = _new(files, read, step, span)
     _print(lines if tail is None else lines[-tail:], as_json=as_json)
     while follow and time.time() < span[1]:
         time.sleep(_POLL)
         files = find_logs(home, run, role, replica, ray)  # a replica that is rebuilt begins another
-        _print(_new(files, read, span), as_json=as_json)
+        _print(_new(files, read, step, span), as_json=as_json)
 
 
 def _ray_folders(home: Path) -> list[Path]:
@@ -58,12 +58,14 @@ def _ray_folders(home: Path) -> list[Path]:
     return [home / "logs" / "ray", *live]
 
 
-def _new(files: Sequence[LogFile], read: dict[Path, int], span: Span) -> list[LogLine]:
+def _new(
+    files: Sequence[LogFile], read: dict[Path, int], step: int | None, span: Span
+) -> list[LogLine]:
     """Lines that were not read before, oldest first."""
     found: list[LogLine] = []
     for file in files:
         lines, read[file.path] = lines_of(file, read.get(file.path, 0))
-        found += (line for line in lines if span[0] <= line.at <= span[1])
+        found += (line for line in lines if step is None or line.in_step(step, span))
     found.sort(key=lambda line: line.at)
     return found
 

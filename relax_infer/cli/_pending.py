@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.client import WorkflowExecutionDescription
 
-from relax_infer.cli._history import payload_value
+from relax_infer.cli._history import innermost, payload_value
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,13 @@ def pending_of(described: WorkflowExecutionDescription) -> Pending:
 
 
 def _activity(raw: Any) -> Activity:
-    failure = raw.last_failure
-    while failure.HasField("cause"):
-        failure = failure.cause
     return Activity(
         name=raw.activity_type.name,
         attempt=raw.attempt,
         started=_time(raw.last_started_time) if raw.HasField("last_started_time") else None,
         heard=_time(raw.last_heartbeat_time) if raw.HasField("last_heartbeat_time") else None,
         told=_told(raw.heartbeat_details.payloads),
-        failure=failure.message or None,
+        failure=innermost(raw.last_failure) or None,
         worker=raw.last_worker_identity,
     )
 

@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._home import read_stack
+from relax_infer.security.codec import sealed
 
 _CONNECT_TIMEOUT = 10.0
 
@@ -37,7 +38,26 @@ class Target:
         """Web UI page of a run."""
         if self.ui is None:
             return None
-        return f"{self.ui.rstrip('/')}/namespaces/{self.namespace}/workflows/{quote(run)}"
+        return f"{self._workflows}/{quote(run)}"
+
+    def views_of(self, run: str) -> dict[str, str]:
+        """Lists of the web UI that a person saves as views of a run, by what they show; none where
+        the web UI is not known."""
+        if self.ui is None:
+            return {}
+        mine = f"RelaxRun = '{run}'"
+        queries = {
+            "all": mine,
+            "steps": f"{mine} AND WorkflowType = 'TrainingStep'",
+            "open": f"{mine} AND ExecutionStatus = 'Running'",
+            "waits": f"{mine} AND RelaxState = 'BLOCKED' AND ExecutionStatus = 'Running'",
+        }
+        return {name: f"{self._workflows}?query={quote(q)}" for name, q in queries.items()}
+
+    @property
+    def _workflows(self) -> str:
+        assert self.ui is not None
+        return f"{self.ui.rstrip('/')}/namespaces/{self.namespace}/workflows"
 
 
 @dataclass(frozen=True)
@@ -96,7 +116,8 @@ async def connected(home: Path) -> AsyncIterator[Server]:
         )
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT):
-            client = await Client.connect(**target.config, data_converter=pydantic_data_converter)
+            converter = sealed(pydantic_data_converter)
+            client = await Client.connect(**target.config, data_converter=converter)
     except (RuntimeError, TimeoutError) as error:
         raise _unreachable(target, error) from error
     try:

@@ -27,6 +27,8 @@ async def show_one(home: Path, run: str, *, as_json: bool) -> int:
             typer.echo(json.dumps(document(glance, server.target), indent=2))
         else:
             Console().print(board(glance, server.target.page_of(run)))
+            for name, link in server.target.views_of(run).items():
+                typer.echo(f"view {name:6} {link}")
         return code_of(glance)
 
 
@@ -98,6 +100,7 @@ def document(glance: Glance, target: Target) -> dict[str, Any]:
         "staleness": glance.staleness,
         "tokens_per_second": glance.tokens_per_second,
         "web_ui": target.page_of(glance.run.run),
+        "views": target.views_of(glance.run.run),
         "temporal_address": target.address,
     }
 

@@ -142,11 +142,17 @@ async def _load(gateway: str | None) -> dict[str, int]:
 
 
 def _scrape(gateway: str) -> dict[str, int]:
-    from urllib.request import ProxyHandler, build_opener
+    from ssl import SSLContext
+    from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
-    opener = build_opener(ProxyHandler({}))
+    from relax_infer.security import gateway_headers, gateway_ssl
+
+    trusted = gateway_ssl()
+    https = HTTPSHandler(context=trusted if isinstance(trusted, SSLContext) else None)
+    opener = build_opener(ProxyHandler({}), https)
+    asked = Request(f"{gateway.rstrip('/')}/metrics", headers=gateway_headers())
     try:
-        with opener.open(f"{gateway.rstrip('/')}/metrics", timeout=_METRICS_TIMEOUT) as answer:
+        with opener.open(asked, timeout=_METRICS_TIMEOUT) as answer:
             text = answer.read().decode(errors="replace")
     except (OSError, ValueError):
         return {}

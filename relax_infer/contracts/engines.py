@@ -184,6 +184,8 @@ class EngineOperation(Message):
     rebuilds stops the old incarnation within the grant."""
     word: str | None = None
     """Forget: who says that the replicas are gone, and why."""
+    traceparent: str | None = None
+    """W3C trace context of the activity that asks, for the spans of the engine's actor."""
 
     @property
     def targets(self) -> tuple[int, ...]:

@@ -127,6 +127,8 @@ class TrainRequest(Message):
     """Rows that the partition must hold."""
     digest: str
     """Of the published rows, as `publish_batch` gave it; the trainer computes it again."""
+    traceparent: str | None = None
+    """W3C trace context of the activity that asks, for the spans of the trainer."""
 
 
 class TrainResult(Message):

@@ -20,6 +20,14 @@ async def reply(
     await send({"type": "http.response.body", "body": body})
 
 
+async def reply_text(send: Send, body: bytes) -> None:
+    """What Prometheus reads."""
+    kind = b"text/plain; version=0.0.4; charset=utf-8"
+    content = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": content})
+    await send({"type": "http.response.body", "body": body})
+
+
 def header(scope: Scope, name: str) -> str | None:
     wanted = name.encode()
     return next((v.decode("latin-1") for k, v in scope["headers"] if k == wanted), None)

@@ -5,7 +5,9 @@ An actor that is made again finds what the last one left in the files of its hos
 """
 
 import asyncio
+import logging
 import os
+import time
 from typing import Literal
 
 from relax_infer.contracts.base import Message
@@ -22,6 +24,10 @@ from relax_infer.engines.node import NodeReport
 from relax_infer.engines.operations import OperationTable
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.machines import IllegalTransition, ReplicaState
+from relax_infer.telemetry import about, configure_actor
+from relax_infer.telemetry.traces import span
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["launch", "onload", "load_weights", "offload", "stop", "forget"]
 _RELEASES: tuple[Kind, ...] = ("offload", "stop", "forget")
@@ -61,6 +67,8 @@ class EngineActor:
 
     def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
         """``pool``: Ray's id of the placement group that the actor is in."""
+        name = f"{spec.actor_name(replica)}.actor"
+        configure_actor(name, spec.run, role=spec.role, replica=replica)
         followers = [Follower(spec, replica, node) for node in range(1, spec.nodes_per_replica)]
         self._replica = EngineReplica(spec, replica, pool, followers)
         self._fence = self._replica.files.fence_memory()
@@ -77,7 +85,27 @@ class EngineActor:
 
     async def operate(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         """A known operation id joins or gets the recorded outcome, whatever its token is now."""
-        return await self._operations.run(op.operation_id, kind, lambda: self._once(kind, op))
+        return await self._operations.run(op.operation_id, kind, lambda: self._told(kind, op))
+
+    async def _told(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
+        with (
+            about(fence=str(op.fence)),
+            span(f"engine {kind}", parent=op.traceparent, operation=op.operation_id) as note,
+        ):
+            log.info("%s begins", kind, extra={"operation": op.operation_id})
+            began = time.monotonic()
+            outcome = await self._once(kind, op)
+            told = {
+                "operation": op.operation_id,
+                "seconds": round(time.monotonic() - began, 3),
+                "state": outcome.report.state.value,
+            }
+            note("relax.state", outcome.report.state.value)
+            if outcome.report.error is None:
+                log.info("%s is done", kind, extra=told)
+            else:
+                log.warning("%s failed: %s", kind, outcome.report.error, extra=told)
+            return outcome
 
     async def _once(self, kind: Kind, op: EngineOperation) -> ReplicaOutcome:
         try:

@@ -1,5 +1,6 @@
 """The command line and environment of one engine process."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,9 @@ Scalar = str | int | float | bool | None
 
 CPU_SHIM = Path(__file__).parent / "cpu_shim"
 """Folder for the PYTHONPATH of every process that loads a model on a machine without CUDA."""
+
+ABOUT = "RELAX_ABOUT"
+"""Variable that tells an engine's processes what their log lines and metrics are about: JSON."""
 
 _CPU: dict[str, Scalar] = {
     "device": "cpu",
@@ -103,6 +107,8 @@ def environment(
     incarnation: str,
     gpus: tuple[int, ...],
     inherited: Mapping[str, str] | None = None,
+    *,
+    replica: int = 0,
 ) -> dict[str, str]:
     """Variables of the processes on one node: the caller's own, changed where it matters."""
     variables = dict(os.environ if inherited is None else inherited)
@@ -120,6 +126,7 @@ def environment(
         "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         "PYTHONUNBUFFERED": "1",
+        ABOUT: json.dumps({"run": spec.run, "role": spec.role, "replica": replica}),
     }
     if spec.device == "cpu":
         variables["OMP_NUM_THREADS"] = variables.get("OMP_NUM_THREADS", "1")

@@ -8,14 +8,30 @@ Everything runs on the server's event loop, so there is no await between a check
 
 import asyncio
 import json
+import logging
 from typing import Any
 from urllib.parse import parse_qs
 
 from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
-from relax_infer.engines._asgi import App, ASGIMessage, Receive, Scope, Send, header, renamed, reply
+from relax_infer.engines._asgi import (
+    App,
+    ASGIMessage,
+    Receive,
+    Scope,
+    Send,
+    header,
+    renamed,
+    reply,
+    reply_text,
+)
 from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
+from relax_infer.engines.guard_metrics import GuardMetrics
 from relax_infer.engines.request_log import RequestLog
 from relax_infer.gateway.gate import AdmissionClosed, AdmissionGate
+from relax_infer.telemetry.asgi import traced
+from relax_infer.telemetry.traces import tracing
+
+log = logging.getLogger(__name__)
 
 TOKEN_HEADER = "x-relax-fence"
 """Carries ``<counter>:<grant id>`` on the management side."""
@@ -27,6 +43,9 @@ GATED = {
     "/v1/completions": "/v1/completions",
 }
 """POST paths behind the gate, and the engine's own name for each."""
+
+METRICS = "/guard/metrics"
+"""GET path of what the fence itself counts; the engine's own /metrics stays hidden."""
 
 UNGATED = frozenset(
     {
@@ -87,6 +106,9 @@ class Fence:
         self.gate = AdmissionGate()
         self.memory = FenceMemory(token)
         self._log = log
+        seen = self.memory
+        self._metrics = GuardMetrics(self.gate, lambda: seen.seen.counter if seen.seen else 0)
+        self._route = traced(self._gated, "engine request") if tracing() else self._gated
         self._calls: set[Call] = set()
         self._ending: asyncio.Task[None] | None = None
 
@@ -118,13 +140,15 @@ class Fence:
     async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if method == "POST" and path in GATED:
-            await self._gated(scope, receive, send)
+            await self._route(scope, receive, send)
         elif (method, path) in UNGATED:
             await self.app(scope, receive, send)
         elif method == "GET" and path == "/health":
             await self._health(scope, receive, send)
         elif method == "GET" and path == "/health_generate":
             await reply(send, 200 if self.gate.ready else 503, dict(self.gate.status()))
+        elif method == "GET" and path == METRICS:
+            await reply_text(send, self._metrics.text())
         elif method == "GET" and path in METADATA:
             await self._metadata(scope, receive, send)
         else:
@@ -136,6 +160,7 @@ class Fence:
         try:
             admission = self.gate.enter(call.cancel)
         except AdmissionClosed:
+            self._metrics.refused()
             self._log.write("refused", path, (), 503, "closed")
             await reply(send, *_CLOSED)
             return
@@ -151,6 +176,7 @@ class Fence:
                 self._calls.discard(call)
                 self.gate.finish(admission, call.outcome == "answered")
                 if call.admitted:
+                    self._metrics.ended(call.outcome)
                     self._log.write("ended", path, call.rids, call.status, call.outcome)
 
         async def count(message: ASGIMessage) -> None:
@@ -167,11 +193,13 @@ class Fence:
             if call.left:
                 return
             if call.cancelled:
+                self._metrics.refused()
                 self._log.write("refused", path, call.rids, 503, "closed")
                 await reply(send, *_CLOSED)
                 return
             self._log.write("admitted", path, call.rids)
             call.admitted = True
+            self._metrics.admitted()
             watch = asyncio.create_task(call.watch(self.backend))
             await self.app(renamed(scope, GATED[path]), call.receive, count)
         finally:
@@ -228,10 +256,12 @@ class Fence:
                 case ("POST", "open"):
                     self.memory.admit(_token(header(scope, TOKEN_HEADER)))
                     self.gate.open()
+                    log.info("admits requests", extra={"fence": str(self.memory.seen)})
                     await reply(send, 200, await self.status())
                 case ("POST", "close"):
                     self.memory.admit(_token(header(scope, TOKEN_HEADER)))
                     self.close()
+                    log.info("admits nobody", extra={"fence": str(self.memory.seen)})
                     await reply(send, 200, await self.status())
                 case ("POST", "confirm_drained"):
                     await self._confirm_drained()
@@ -248,6 +278,7 @@ class Fence:
         abort does not find it yet; so the abort is repeated while requests are in flight.
         """
         self.gate.close()
+        self._metrics.closed()
         self.backend.abort_all()
         if self._ending is None or self._ending.done():
             self._ending = asyncio.create_task(self._end_requests())
@@ -270,6 +301,8 @@ class Fence:
         if self.gate.inflight or self.backend.request_ids():
             raise RuntimeError("a request came in over the management side")
         self.gate.confirm_backend_drained()
+        self._metrics.drained()
+        log.info("is drained", extra={"fence": str(self.memory.seen)})
 
     def active(self, prefix: str) -> list[str]:
         """Ids that begin with ``prefix`` of requests that are in the fence or in the engine."""

@@ -16,6 +16,7 @@ from relax_infer.engines.actors import ActorGone, answer, find_actor, node_actor
 from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode, NodeReport
 from relax_infer.engines.process import Launch
+from relax_infer.telemetry import configure_actor
 
 LOOK_SECONDS = 5.0
 """For a follower's actor to say how its server is."""
@@ -31,6 +32,8 @@ class FollowerActor:
 
     def __init__(self, spec: EngineGroupSpec, replica: int, node: int, pool: str = "") -> None:
         """``pool``: Ray's id of the placement group that the actor is in."""
+        name = f"{spec.actor_name(replica, node)}.actor"
+        configure_actor(name, spec.run, role=spec.role, replica=replica)
         self._node = EngineNode(spec, replica, node, pool)
         self._fence = self._node.files.fence_memory()
         self._turn = asyncio.Lock()

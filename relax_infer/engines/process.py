@@ -2,17 +2,16 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from relax_infer import telemetry
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
@@ -163,7 +162,7 @@ async def start_server(
         spec, settings, socket=Path(holder.socket), token=launch.token, request_log=request_log
     )
     files.write_holder(holder)
-    popen = _spawn(command, environment(spec, mark, gpus), log)
+    popen = _spawn(command, environment(spec, mark, gpus, replica=replica), log)
     first = host_processes.process(popen.pid)
     holder = _with_processes(
         holder, session=popen.pid, tree=(first.stamp,) if first is not None else ()
@@ -289,10 +288,7 @@ def address(host: str, port: int) -> str:
 
 
 def log_folder(spec: EngineGroupSpec) -> Path:
-    home = os.environ.get("RELAX_HOME")
-    if home:
-        return Path(home) / "logs" / spec.run
-    return Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / "logs" / spec.run
+    return telemetry.log_folder(spec.run)
 
 
 def local_path(url: str) -> Path | None:

@@ -13,6 +13,7 @@ loopback, no socket, no gate. It lives until its scheduler ends.
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -25,10 +26,13 @@ import uvicorn
 
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines._asgi import ASGIMessage, Receive, Scope, Send
+from relax_infer.engines.command import ABOUT
 from relax_infer.engines.fence import Fence
 from relax_infer.engines.request_log import RequestLog
+from relax_infer.telemetry import configure_logs
+from relax_infer.telemetry.traces import configure_traces
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("relax_infer.engines.server")
 
 UNFENCED: dict[str, tuple[Any, ...]] = {
     "grpc_port": (None, 0),
@@ -174,6 +178,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--fence-nodes", type=int, default=1, help="nodes of the replica")
     ours, theirs = parser.parse_known_args(arguments)
     counter, _, grant = ours.fence_token.partition(":")
+    about = json.loads(os.environ.get(ABOUT, "{}"))
+    with contextlib.suppress(ImportError):  # an engine's own interpreter may be without them
+        configure_logs(only="relax_infer", **about)
+        configure_traces("relax-engine")
 
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

@@ -30,6 +30,8 @@ from relax_infer.contracts.run import FrontAddress
 from relax_infer.engines.host_processes import ProcessStamp
 from relax_infer.engines.router import RouterAdapter, router_command
 from relax_infer.gateway._child import Child
+from relax_infer.gateway.tls import tls_of
+from relax_infer.telemetry import configure_actor
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +80,11 @@ class FrontActor:
         home = environment.get("RELAX_HOME")
         logs = Path(home) / "logs" if home else _private_folder() / "logs"
         key = hashlib.sha256(f"{cluster}/{run}".encode()).hexdigest()[:16]
+        configure_actor(f"../{run}.gateway", run, role="gateway")
         self._socket = _private_folder() / f"gw-{key}.sock"
         self._file = _private_folder() / f"front-{key}.json"
         self._environment = _child_environment(environment)
+        self._scheme = "http" if tls_of(self._environment) is None else "https"
         self._surroundings = _fingerprint(environment)
         self._router = Child("sglang-router", logs / f"{run}.router.log")
         self._gateway = Child("gateway", logs / f"{run}.gateway.log")
@@ -176,7 +180,7 @@ class FrontActor:
     def _address(self) -> FrontAddress:
         return FrontAddress(
             router_url=f"http://{self._host}:{self._state.router_port}",
-            gateway_url=f"http://{self._host}:{self._state.gateway_port}",
+            gateway_url=f"{self._scheme}://{self._host}:{self._state.gateway_port}",
         )
 
     async def _keep(self) -> None:
@@ -335,7 +339,8 @@ async def _answers(url: str, path: str) -> bool:
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-            session.get(url + path) as answer,
+            # It is our own child, and is told nothing: any certificate will do.
+            session.get(url + path, ssl=False) as answer,
         ):
             # A router without workers says 503 to /health: it answers, which is all that is asked.
             return answer.status < 500 or answer.status == 503

@@ -30,6 +30,7 @@ from relax_infer.gateway._asgi import (
 )
 from relax_infer.gateway._caller import Caller
 from relax_infer.gateway._deadline import Deadline
+from relax_infer.gateway._door import for_reading, for_work
 from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._reads import Reads, Route
 from relax_infer.gateway._upstream import Upstream
@@ -39,6 +40,9 @@ from relax_infer.gateway.judge import Render
 from relax_infer.gateway.metrics import CONTENT_TYPE, Metrics, RouteMetrics
 from relax_infer.gateway.openapi import document
 from relax_infer.gateway.routes import routes_of
+from relax_infer.security import Callers
+from relax_infer.telemetry.asgi import traced
+from relax_infer.telemetry.traces import tracing
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,7 @@ def create_gateway_app(
     rollout_router: str | None = None,
     facts: Callable[[], Mapping[str, Any]] = dict,
     upstream: Upstream | None = None,
+    callers: Callers | None = None,
 ) -> App:
     """ASGI app that serves the roles from what the intake holds.
 
@@ -89,16 +94,21 @@ def create_gateway_app(
             discovery; for engines that are not the run's own.
         facts: what ``/healthz`` says besides its status.
         upstream: connections to backends; None: own ones.
+        callers: who may ask what; None: anybody anything. ``/healthz`` is always open.
     """
     limits = Limits(timeout, max_body, body_timeout)
     upstream = upstream or Upstream(max_connections)
     metrics = Metrics(intake)
+    door = metrics.refused
     served = tuple(Role(role) for role in roles)
     routes: dict[str, tuple[str, Route]] = {
         "/healthz": ("GET", _alive(facts)),
         "/metrics": ("GET", _metrics(metrics)),
         "/openapi.json": ("GET", _description(served)),
     }
+    if callers is not None:
+        for path in ("/metrics", "/openapi.json"):
+            routes[path] = ("GET", for_reading(routes[path][1], None, callers, door))
     for role in served:
         handler = InferenceGatewayHandler(
             role,
@@ -114,8 +124,14 @@ def create_gateway_app(
                 work = handler.generate if entry.kind == "generate" else handler.chat
                 counters = metrics.route(role, entry.path)
                 route = _data_route(work, handler.end, counters, limits)
+                if tracing():
+                    route = traced(route, f"gateway POST /{role}{entry.path}")
+                if callers is not None:
+                    route = for_work(route, role.value, callers, door)
             else:
                 route = reads.route(entry.kind)
+                if callers is not None:
+                    route = for_reading(route, role.value, callers, door)
             routes[f"/{role}{entry.path}"] = (entry.method, route)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

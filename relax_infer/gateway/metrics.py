@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from relax_infer.discovery import InferenceRoutingError, Role, RouteResolver
 from relax_infer.gateway.intake import RegistryIntake
+from relax_infer.telemetry.catalogue import METRICS, meaning
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
@@ -24,28 +25,34 @@ class Metrics:
     def __init__(self, intake: RegistryIntake) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "relax_gateway_requests",
-            "Requests that were answered, by status; 499: the caller left first.",
+            "relax_gateway_requests_total",
+            meaning("relax_gateway_requests_total"),
             ("role", "route", "status"),
             registry=self._registry,
         )
         self._seconds = Histogram(
             "relax_gateway_request_seconds",
-            "From a request's head to its answer's last byte.",
+            meaning("relax_gateway_request_seconds"),
             ("role", "route"),
             buckets=_BUCKETS,
             registry=self._registry,
         )
         self._in_flight = Gauge(
             "relax_gateway_requests_in_flight",
-            "Requests under way.",
+            meaning("relax_gateway_requests_in_flight"),
             ("role",),
             registry=self._registry,
         )
         self._aborts = Counter(
-            "relax_gateway_aborts",
-            "Requests that ended before their backend had answered.",
+            "relax_gateway_aborts_total",
+            meaning("relax_gateway_aborts_total"),
             ("role",),
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "relax_gateway_refused_total",
+            meaning("relax_gateway_refused_total"),
+            ("role", "caller", "reason"),
             registry=self._registry,
         )
         self._registry.register(_Registries(intake))
@@ -60,6 +67,10 @@ class Metrics:
             self._in_flight.labels(role.value),
             self._aborts.labels(role.value),
         )
+
+    def refused(self, role: str, caller: str, reason: str) -> None:
+        """Somebody was turned away at the door."""
+        self._refused.labels(role, caller, reason).inc()
 
     def text(self, role: Role | None = None) -> bytes:
         """Everything, or the samples of one role, as Prometheus reads it."""
@@ -104,15 +115,9 @@ class _Registries(Collector):
         self._intake = intake
 
     def collect(self) -> Iterable[Metric]:
-        revision = GaugeMetricFamily(
-            "relax_gateway_topology_revision", "Of the registry that is served.", labels=["role"]
-        )
-        term = GaugeMetricFamily(
-            "relax_gateway_registry_term", "Of the registry that is served.", labels=["role"]
-        )
-        ready = GaugeMetricFamily(
-            "relax_gateway_model_ready", "1: could be called now.", labels=["role", "model"]
-        )
+        revision = _gauge("relax_gateway_topology_revision")
+        term = _gauge("relax_gateway_registry_term")
+        ready = _gauge("relax_gateway_model_ready")
         for role in Role:
             held = self._intake.get(role)
             if held is None:
@@ -126,6 +131,10 @@ class _Registries(Collector):
                 except InferenceRoutingError:
                     ready.add_metric([role.value, model], 0)
         return revision, term, ready
+
+
+def _gauge(name: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning(name), labels=METRICS[name].labels)
 
 
 class _OfRole(CollectorRegistry):

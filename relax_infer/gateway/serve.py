@@ -28,6 +28,8 @@ from relax_infer.gateway.control import create_control_app
 from relax_infer.gateway.intake import RegistryIntake, RegistryRefused
 from relax_infer.gateway.judge import MAX_NEW_TOKENS, ChatTemplates, Locate
 from relax_infer.gateway.registry_file import RegistryFile
+from relax_infer.gateway.tls import Tls, is_loopback, tls_of
+from relax_infer.security import Callers, load_callers
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,10 @@ class GatewayOptions:
     """GenRM model id to what its chat template is given besides the messages."""
     judge_tokens: int = MAX_NEW_TOKENS
     """``max_new_tokens`` of messages that do not say."""
+    callers: Callers | None = field(default_factory=load_callers)
+    """Who may ask what; by default what the environment says."""
+    tls: Tls | None = field(default_factory=tls_of)
+    """By default what the environment says."""
 
 
 async def serve_gateway(
@@ -82,7 +88,8 @@ async def serve_gateway(
     options = options or GatewayOptions()
     intake = RegistryIntake()
     public_app = _public_app(intake, options)
-    servers = [make_server(public_app), make_server(create_control_app(intake))]
+    _warn_if_open(host, options)
+    servers = [make_server(public_app, options.tls), make_server(create_control_app(intake))]
     async with contextlib.AsyncExitStack() as stack:
         public = stack.enter_context(_listen_tcp(host, port))
         control = stack.enter_context(_listen_unix(control_socket))
@@ -117,14 +124,17 @@ async def serve_file(
     intake = RegistryIntake()
     file = RegistryFile(registry, intake)
     file.load()
-    server = make_server(_public_app(intake, options or GatewayOptions(), file.facts))
+    options = options or GatewayOptions()
+    _warn_if_open(host, options)
+    server = make_server(_public_app(intake, options, file.facts), options.tls)
     async with contextlib.AsyncExitStack() as stack:
         public = stack.enter_context(_listen_tcp(host, port))
         stack.enter_context(_stopped_by_signal([server]))
         stack.push_async_callback(_cancel, asyncio.create_task(file.watch()))
         shown = f"[{host}]" if ":" in host else host
         _settle_memory()
-        listening(f"http://{shown}:{public.getsockname()[1]}")
+        scheme = "http" if options.tls is None else "https"
+        listening(f"{scheme}://{shown}:{public.getsockname()[1]}")
         await server.serve(sockets=[public])
 
 
@@ -177,7 +187,26 @@ def _public_app(
         rollout_router=options.rollout_router,
         facts=facts,
         upstream=upstream,
+        callers=options.callers,
     )
+
+
+def _warn_if_open(host: str, options: GatewayOptions) -> None:
+    """Loud where others can reach the gateway."""
+    if is_loopback(host):
+        return
+    if options.callers is None:
+        log.warning(
+            "THE GATEWAY LISTENS ON %s AND ASKS NOBODY FOR A TOKEN: whoever reaches this address"
+            " can use the engines. Set RELAX_GATEWAY_TOKENS, or listen on 127.0.0.1.",
+            host,
+        )
+    if options.tls is None:
+        log.warning(
+            "THE GATEWAY LISTENS ON %s WITHOUT TLS: prompts, answers and tokens can be read on the"
+            " way. Set RELAX_GATEWAY_TLS_CERT and RELAX_GATEWAY_TLS_KEY.",
+            host,
+        )
 
 
 def _engine_tokenizer(intake: RegistryIntake, upstream: Upstream) -> Locate:
@@ -235,7 +264,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_server(app: App) -> _Server:
+def make_server(app: App, tls: Tls | None = None) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -251,6 +280,8 @@ def make_server(app: App) -> _Server:
             backlog=1024,
             timeout_keep_alive=_IDLE_CALLER,
             timeout_graceful_shutdown=_GRACE,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
     )
 

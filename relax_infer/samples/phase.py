@@ -17,6 +17,8 @@ import pyarrow as pa
 from relax_infer.contracts.batch import PhaseResult
 from relax_infer.contracts.failures import PermanentError, TransientError
 from relax_infer.samples.store import StagingStore
+from relax_infer.security import gateway_ssl
+from relax_infer.telemetry.traces import trace_headers
 
 T = TypeVar("T")
 Settle = Callable[[str], Awaitable[int]]
@@ -116,7 +118,10 @@ class Asker:
             self.requested += 1
             try:
                 async with self._session.post(
-                    url, json={**payload, "rid": rid}, timeout=self._timeout, headers=headers
+                    url,
+                    json={**payload, "rid": rid},
+                    timeout=self._timeout,
+                    headers={**(headers or {}), **trace_headers()},
                 ) as response:
                     body = await response.read()
                     if response.status != 200:
@@ -156,7 +161,7 @@ async def run_phase(
     done = len(groups) - len(missing)
     beat(done, len(groups))
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=limits.concurrency),
+        connector=aiohttp.TCPConnector(limit=limits.concurrency, ssl=gateway_ssl()),
         cookie_jar=aiohttp.DummyCookieJar(),
     ) as session:
         asker = Asker(session, limits, prefix, attempt)

@@ -39,6 +39,7 @@ from relax_infer.scoring.grouping import groups_of
 from relax_infer.scoring.judge_prompts import JudgePrompts
 from relax_infer.scoring.rewards import Score
 from relax_infer.scoring.verdicts import read_verdict
+from relax_infer.security import gateway_headers
 
 _IDS = 1 << 31
 """No vocabulary has so many."""
@@ -96,6 +97,7 @@ async def score_with_genrm(
                 sample.group,
                 sample.sample,
                 part=model if len(models) > 1 else "",
+                headers=gateway_headers(),
                 retries=genrm.retries,
             )
         except RefusedError as error:

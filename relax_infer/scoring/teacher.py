@@ -31,6 +31,7 @@ from relax_infer.scoring.prefills import (
     prefill,
     sampled_log_probs,
 )
+from relax_infer.security import gateway_headers
 
 AFFINITY = "X-SMG-Routing-Key"
 Columns = dict[str, list[Any]]
@@ -79,7 +80,7 @@ async def score_with_teacher(
                 sample.group,
                 sample.sample,
                 part=f"p{number}" if len(asked.pieces) > 1 else "",
-                headers=headers,
+                headers={**headers, **gateway_headers()},
             )
             return asked.read(answer, piece)
 

@@ -4,6 +4,7 @@ It puts fences, operation ids and evidence around :class:`PolicyTrainer`. Making
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -22,12 +23,16 @@ from relax_infer.contracts.training import (
     TrainResult,
 )
 from relax_infer.engines.place import check_place
+from relax_infer.telemetry import about, configure_actor
+from relax_infer.telemetry.traces import span
 from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 SLEEPING_CONTEXTS = 4 * 2048 * (1 << 20)
 """Bytes that may stay in use on the device: the driver tells of the whole device, on which each of
@@ -44,6 +49,8 @@ class TrainerActor:
         read: Callable[[str], Awaitable[PublishedRows]] | None = None,
     ) -> None:
         """``read`` gives the rows of a partition; None: TransferQueue."""
+        name = spec.actor_name(rank)
+        configure_actor(name, spec.run.run, role="trainer", replica=rank)
         self._files = TrainerFiles(spec, rank)
         self._earlier = self._files.residence()
         self._fence = self._files.fence_memory()
@@ -142,9 +149,11 @@ class TrainerActor:
             await self._in_thread(self._policy.close)
 
     async def _onload(self, op: TrainerOperation) -> TrainerReport:
-        async with self._turn:
-            await self._admit_load(op.fence)
-            await self._make_resident(op.fence)
+        with about(fence=str(op.fence)):
+            async with self._turn:
+                await self._admit_load(op.fence)
+                await self._make_resident(op.fence)
+            log.info("is on the device")
         return TrainerReport(status=await self.status())
 
     async def _offload(self, op: TrainerOperation) -> TrainerReport:
@@ -153,6 +162,7 @@ class TrainerActor:
             evidence = await self._release(op.fence)
             self._fence.end()
             self._files.write_fence(self._fence)
+        log.info("is off the device", extra={"fence": str(op.fence), "proof": evidence.proof})
         return TrainerReport(status=await self.status(), evidence=(evidence,))
 
     async def _settle(self, op: TrainerOperation) -> TrainerReport:
@@ -176,15 +186,33 @@ class TrainerActor:
             await self._check_grant(request)
             rows = await self._read(request.partition)
             await asyncio.to_thread(_check_rows, request, rows)
-            try:
-                return await self._in_thread(
-                    lambda: self._policy.train(request.step, rows, partition=request.partition)
-                )
-            except RelaxError:
-                raise
-            except Exception:
-                self._part()
-                raise
+            with (
+                about(step=request.step, phase="TRAINING", fence=str(request.fence)),
+                span("trainer update", parent=request.traceparent, rows=len(rows)) as note,
+            ):
+                result = await self._update(request, rows)
+                for name in ("loss", "grad_norm", "tokens"):
+                    note(name, getattr(result, name))
+                for name, value in result.metrics.items():
+                    if name.endswith("_seconds"):
+                        note(name, value)
+                return result
+
+    async def _update(self, request: TrainRequest, rows: PublishedRows) -> TrainResult:
+        log.info("trains on %d rows", len(rows))
+        try:
+            result = await self._in_thread(
+                lambda: self._policy.train(request.step, rows, partition=request.partition)
+            )
+        except RelaxError:
+            raise
+        except Exception:
+            log.exception("the update broke down")
+            self._part()
+            raise
+        told = {"loss": result.loss, "grad_norm": result.grad_norm, "tokens": result.tokens}
+        log.info("has trained", extra={**told, "seconds": round(result.seconds, 3)})
+        return result
 
     def _join(self, meeting: str | None) -> None:
         """Raises :class:`UnconfirmedError`: this rank has met others elsewhere."""

@@ -1,7 +1,7 @@
 """relax-infer logs: which lines of which files, in which order."""
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,46 @@ def test_a_step_has_the_lines_of_its_time(command: Command, home: Path):
         "router",
         "gateway",
     ]
+
+
+def test_structured_lines_are_told_in_words_and_know_their_run_and_step(
+    command: Command, home: Path
+):
+    folder = home / "logs" / "run-1"
+    folder.mkdir(parents=True)
+
+    def line(second: int, event: str, **fields: object) -> str:
+        when = datetime.fromtimestamp(at("10:00:00") + second, UTC)
+        about = {"run": "run-1", "step": None, "phase": None, "role": None, "replica": None}
+        head = {"time": when.isoformat(), "level": "info", "event": event, "logger": "x"}
+        return json.dumps({**head, **about, **fields}) + "\n"
+
+    (folder / "trainer.rank-0.log").write_text(line(2, "has trained", step=3, role="trainer"))
+    (folder / "engine.genrm.judge.replica-0.actor.log").write_text(
+        line(1, "onload is \x1b[31mdone", role="genrm", replica=0, fence="7:g")
+    )
+    (home / "logs" / "worker.log").write_text(
+        line(3, "another run's", run="run-12") + line(4, "late", step=3) + line(5, "next", step=4)
+    )
+    said = shown(command)
+    assert said == [
+        f"genrm judge/0 | {DAY} 10:00:01.000 INFO    onload is done"
+        "  run=run-1 role=genrm replica=0 fence=7:g",
+        f"trainer/0 | {DAY} 10:00:02.000 INFO    has trained  run=run-1 step=3 role=trainer",
+        f"worker | {DAY} 10:00:04.000 INFO    late  run=run-1 step=3",
+        f"worker | {DAY} 10:00:05.000 INFO    next  run=run-1 step=4",
+    ]
+    assert [json.loads(row)["fields"]["step"] for row in shown(command, "--json")] == [
+        *(None, 3, 3, 4)
+    ]
+    steps = home / "store" / "run-1" / "steps" / "3"
+    steps.mkdir(parents=True)
+    phases = (PhaseTime(phase=StepPhase.TRAINING, started=at("10:00:02"), seconds=0.5),)
+    weights = WeightsRef(version=0, uri="/models/policy", digest="d0")
+    result = StepResult(step=3, weights=weights, phases=phases)
+    record = StepRecord(run="run-1", step=3, outcome=StepPhase.DONE, result=result)
+    (steps / "record.json").write_text(record.model_dump_json())
+    assert shown(command, "--step", "3") == said[:3]
 
 
 def test_what_is_written_later_is_followed_also_by_a_replica_that_is_rebuilt(

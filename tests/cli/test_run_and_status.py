@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from temporalio.client import Client
@@ -121,6 +122,20 @@ def test_status_shows_the_steps_and_where_the_web_ui_is(
     assert f"http://127.0.0.1:8233/namespaces/default/workflows/{done_run}" in seen.stdout
     assert "1 of 1" in seen.stdout
     assert "0.500" in seen.stdout
+    views = {line.split()[1]: line.split()[2] for line in seen.stdout.splitlines() if "?" in line}
+    assert list(views) == ["all", "steps", "open", "waits"]
+    page, _, query = views["steps"].partition("?query=")
+    assert page == "http://127.0.0.1:8233/namespaces/default/workflows"
+    found = eventually(lambda: temporal.do(lambda client: ids_of(client, unquote(query))))
+    assert found == {f"{done_run}.step-0", f"{done_run}.step-1"}
+    queries = [unquote(view.partition("?query=")[2]) for view in views.values()]
+    for each in queries:  # whatever they show, the server takes them
+        temporal.do(lambda client, query=each: ids_of(client, query))
+
+
+async def ids_of(client: Client, query: str) -> set[str]:
+    """What the web UI would list."""
+    return {each.id async for each in client.list_workflows(query)}
 
 
 def test_the_local_stack_goes_before_temporal_address_and_says_so(

@@ -9,6 +9,7 @@ from relax_infer.config import reference
 from relax_infer.gateway import openapi
 from relax_infer.machines import diagrams
 from relax_infer.placement.__main__ import pictures
+from relax_infer.telemetry import catalogue
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -19,6 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("state-machines.md", diagrams.page, "diagrams"),
         ("recipe.md", reference.page, "reference"),
         ("openapi.json", openapi.page, "reference"),
+        ("metrics.md", catalogue.page, "reference"),
     ],
 )
 def test_a_generated_page_is_current(name: str, page: Callable[[], str], target: str):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken
@@ -58,6 +59,36 @@ async def test_the_public_side_hides_everything_but_the_allowlist(fake):
         async with client.request(method, made.url + path) as response:
             assert (method, path, response.status) == (method, path, 404)
     assert made.engine.seen == []
+
+
+async def test_the_guard_counts_what_it_admits_refuses_and_how_long_it_drains(fake):
+    made, client = fake
+
+    async def counted() -> dict[str, float]:
+        async with client.get("/guard/metrics") as response:
+            families = text_string_to_metric_families(await response.text())
+        samples = [sample for family in families for sample in family.samples]
+        return {
+            f"{s.name.removeprefix('relax_guard_')} {s.labels.get('reason', '')}".strip(): s.value
+            for s in samples
+        }
+
+    task = await started(made, client, "r1")
+    during = await counted()
+    assert (during["requests_in_flight"], during["open"], during["fence"]) == (1, 1, 1)
+    made.engine.running["r1"].set()
+    assert (await task)[0] == 200
+    waiting = await started(made, client, "r2")
+    made.fence.close()
+    await waiting
+    await made.until(lambda: not made.fence.gate.inflight)
+    await made.fence._confirm_drained()
+    assert (await ask(client, "r3"))[0] == 503
+    after = await counted()
+    assert (after["admitted_total"], after["refused_total closed"]) == (2, 1)
+    assert after["ended_total answered"] + after["ended_total cancelled"] == 2
+    assert (after["requests_in_flight"], after["open"], after["drain_seconds_count"]) == (0, 0, 1)
+    assert made.engine.seen == [("POST", "/generate")] * 2
 
 
 async def test_a_closed_gate_answers_503_with_retry_after_and_the_engine_hears_nothing(fake):

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.testing import WorkflowEnvironment
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 
 from relax_infer.contracts.policies import QUEUES
 from tests.workflows.scripted_world import ScriptedWorld
@@ -41,11 +41,13 @@ async def temporal() -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-def working(temporal: Client) -> Callable[[ScriptedWorld], AbstractAsyncContextManager[Client]]:
+def working(temporal: Client) -> Callable[..., AbstractAsyncContextManager[Client]]:
     """``async with working(world) as client``: workers over the scripted world on all queues."""
 
     @asynccontextmanager
-    async def work(world: ScriptedWorld) -> AsyncIterator[Client]:
+    async def work(
+        world: ScriptedWorld, interceptors: Sequence[Interceptor] = ()
+    ) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
             for queue in QUEUES:
                 worker = Worker(
@@ -55,6 +57,7 @@ def working(temporal: Client) -> Callable[[ScriptedWorld], AbstractAsyncContextM
                     activities=world.activities(),
                     workflow_runner=workflow_runner(),
                     workflow_failure_exception_types=FAILS_WORKFLOW,
+                    interceptors=interceptors,
                     sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
                 )
                 await stack.enter_async_context(worker)

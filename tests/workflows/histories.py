@@ -2,7 +2,8 @@
 
 ``python -m tests.workflows.histories export ADDRESS RUN HOME`` writes the histories of a run, its
 steps, lease, roles and engine groups to tests/histories, without the names of the machine and of
-the folder HOME; ``replay`` replays all of them in this process.
+the folder HOME; ``replay`` replays all of them in this process,
+``replay traced`` with the interceptor of traces.
 """
 
 import asyncio
@@ -10,14 +11,16 @@ import base64
 import gzip
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client, WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
+from temporalio.worker import Interceptor, Replayer
 
 from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workers._tracing import StepTraces
 from workflows import WORKFLOWS
 
 FOLDER = Path(__file__).parents[1] / "histories"
@@ -57,13 +60,14 @@ def load(path: Path) -> WorkflowHistory:
     return WorkflowHistory.from_json(began["workflowId"], text)
 
 
-async def replay() -> int:
+async def replay(interceptors: Sequence[Interceptor] = ()) -> int:
     """Every history against today's workflows; raises on the first that differs."""
     replayer = Replayer(
         workflows=WORKFLOWS,
         data_converter=pydantic_data_converter,
         workflow_runner=workflow_runner(),
         workflow_failure_exception_types=FAILS_WORKFLOW,
+        interceptors=interceptors,
     )
     paths = sorted(FOLDER.glob("*.json.gz"))
     for path in paths:
@@ -75,4 +79,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "export":
         asyncio.run(export(*sys.argv[2:5]))
     else:
-        print(asyncio.run(replay()))
+        print(asyncio.run(replay([StepTraces()] if sys.argv[2:] == ["traced"] else [])))

@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_kept_histories_replay_on_todays_workflows(seed: str):
+@pytest.mark.parametrize(("seed", "how"), [("1", ()), ("2", ()), ("1", ("traced",))])
+def test_kept_histories_replay_on_todays_workflows(seed: str, how: tuple[str, ...]):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.workflows.histories", "replay"],
+        [sys.executable, "-m", "tests.workflows.histories", "replay", *how],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,
