@@ -40,6 +40,7 @@ from relax_infer.contracts.run import (
     ResolveRequest,
     RunPlan,
 )
+from relax_infer.contracts.scale import DrainAnswer, DrainAsk, PlacementAnswer, PlacementAsk
 from relax_infer.contracts.training import TrainerOperation, TrainRequest, TrainResult
 
 I = TypeVar("I", bound=BaseModel)  # noqa: E741
@@ -72,6 +73,10 @@ class Call(Generic[I, O]):
             summary=summary,
         )
 
+
+BIND_ADDED_REPLICA = Call("bind_added_replica", PlacementAsk, PlacementAnswer)
+RELEASE_ADDED_REPLICA = Call("release_added_replica", PlacementAsk, PlacementAnswer)
+DRAIN_ENGINE = Call("drain_engine", DrainAsk, DrainAnswer)
 
 RESOLVE_RECIPE = Call("resolve_recipe", ResolveRequest, RunPlan)
 BIND_PLACEMENT = Call("bind_placement", RunPlan, Binding)

@@ -174,7 +174,7 @@ class ScriptedEngines:
             await asyncio.sleep(0.05)
 
     def report(self, group: EngineGroupSpec, replicas: Iterable[int] | None = None) -> GroupReport:
-        asked = range(group.replicas) if replicas is None else replicas
+        asked = group.numbers if replicas is None else replicas
         reports = tuple(self._report(group, replica) for replica in asked)
         released = all(r.state in (ReplicaState.SLEEPING, ReplicaState.DEAD) for r in reports)
         return GroupReport(replicas=reports, evidence=STAGED if released else None)

@@ -39,13 +39,22 @@ from relax_infer.contracts.run import (
     ResolveRequest,
     RunPlan,
 )
+from relax_infer.contracts.scale import (
+    DrainAnswer,
+    DrainAsk,
+    PlacementAnswer,
+    PlacementAsk,
+    ScaleFailure,
+)
 from relax_infer.contracts.training import (
     TrainerOperation,
     TrainerSpec,
     TrainRequest,
     TrainResult,
 )
+from relax_infer.machines import ReplicaState
 from tests.workflows.scripted_engines import STAGED, ScriptedEngines
+from tests.workflows.scripted_pools import ScriptedPools
 
 
 def plan(run: str, **changes: Any) -> RunPlan:
@@ -118,6 +127,7 @@ class ScriptedWorld:
         self.faults: dict[str, list[str]] = defaultdict(list)
         self.calls: Counter[str] = Counter()
         self.engines = ScriptedEngines(plan_changes.get("apart", ()))
+        self.pools = ScriptedPools(self.engines.violations)
         self.trainer_fence = FenceMemory()
         self.violations = self.engines.violations
         self.log = self.engines.log
@@ -195,6 +205,33 @@ class ScriptedWorld:
     async def release_placement(self, run: RunRef) -> RunRef:
         await self._fault("release_placement")
         return run
+
+    @activity.defn
+    async def bind_added_replica(self, ask: PlacementAsk) -> PlacementAnswer:
+        fault = await self._fault("bind_added_replica")
+        if fault == "hold":
+            await self._hold()
+        if fault == "late":
+            failure = ScaleFailure.PROVISION_TIMEOUT
+            return PlacementAnswer(failure=failure, why="Ray could not place it in time")
+        placement = self.pools.bind(ask)
+        self._after(fault, "bind_added_replica")
+        return PlacementAnswer(placement=placement)
+
+    @activity.defn
+    async def release_added_replica(self, ask: PlacementAsk) -> PlacementAnswer:
+        fault = await self._fault("release_added_replica")
+        self.pools.release(ask, self.engines)
+        self._after(fault, "release_added_replica")
+        return PlacementAnswer()
+
+    @activity.defn
+    async def drain_engine(self, ask: DrainAsk) -> DrainAnswer:
+        fault = await self._fault("drain_engine")
+        if fault == "hold":
+            await self._hold()
+        self.log.append((ask.group.role, f"drain {ask.replica}"))
+        return DrainAnswer(left=2 if fault == "busy" else 0)
 
     @activity.defn
     async def ensure_front(self, run: RunRef) -> FrontAddress:
@@ -308,7 +345,7 @@ class ScriptedWorld:
     @activity.defn
     async def generate_groups(self, request: b.PhaseRequest) -> b.PhaseResult:
         self.generated[request.step] = request.weight_version
-        up = [e for e in self.engines.of("rollout") if e.holds]
+        up = [e for e in self.engines.of("rollout") if e.state is ReplicaState.READY]
         if {e.weights for e in up} != {request.weight_version}:
             self.violations.append("generation with other weights than asked")
         return await self._phase("generate_groups", "rollout")
