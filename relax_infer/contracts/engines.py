@@ -116,12 +116,12 @@ class EngineGroupSpec(Message):
 
     def pool_of(self, replica: int) -> str:
         """Name of the placement group that a replica is in."""
-        added = self._added(replica)
+        added = self.placement_of(replica)
         return self.placement_group if added is None else added.placement_group
 
     def node_bundles(self, replica: int, node: int) -> tuple[BundleBinding, ...]:
         """The bundles of one replica's share of one node; node 0 is its head's."""
-        added = self._added(replica)
+        added = self.placement_of(replica)
         bundles = self.bundles if added is None else added.bundles
         first = replica * self.gpus_per_replica if added is None else 0
         start = first + node * self.gpus_per_node
@@ -139,7 +139,12 @@ class EngineGroupSpec(Message):
         kept = tuple(each for each in self.added if each.replica != replica)
         return self.model_copy(update={"added": kept})
 
-    def _added(self, replica: int) -> AddedReplica | None:
+    def alone(self, added: AddedReplica) -> "EngineGroupSpec":
+        """What is needed to operate on this added replica and on no other of the group."""
+        return self.model_copy(update={"replicas": 0, "bundles": (), "added": (added,)})
+
+    def placement_of(self, replica: int) -> AddedReplica | None:
+        """Of an added replica; None for one that the group began with."""
         return next((each for each in self.added if each.replica == replica), None)
 
     def engine_id(self, replica: int) -> str:

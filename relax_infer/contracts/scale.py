@@ -193,6 +193,10 @@ class Members(Message):
     """adopt, leave: why it was not done."""
     why: str | None = None
 
+    @property
+    def ready(self) -> bool:
+        return self.state is GroupState.READY and self.fence is not None
+
 
 class PlacementAsk(Message):
     """Ask of ``bind_added_replica`` and ``release_added_replica``."""

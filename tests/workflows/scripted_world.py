@@ -56,6 +56,11 @@ from relax_infer.machines import ReplicaState
 from tests.workflows.scripted_engines import STAGED, ScriptedEngines
 from tests.workflows.scripted_pools import ScriptedPools
 
+LAUNCH_FAULTS = {
+    "die": "Transient: it did not answer within 300 s",
+    "exit": "Permanent: its server exited with code 1",
+}
+
 
 def plan(run: str, **changes: Any) -> RunPlan:
     """Two policy engines, a GenRM, a Teacher and a trainer on two GPUs."""
@@ -242,6 +247,7 @@ class ScriptedWorld:
     async def push_registry(self, push: b.RegistryPush) -> FrontAddress:
         await self._fault("push_registry")
         self.pushes.append(push)
+        self.engines.check_routes(push.router_workers or ())
         if len(self.pushes) == self.moves_front_at_push:
             moved = {"router_url": "http://127.0.0.1:3"}
             self.front = self.front.model_copy(update=moved)
@@ -255,7 +261,11 @@ class ScriptedWorld:
     @activity.defn
     async def launch_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("launch_engines")
+        if fault == "hold":
+            await self._hold()
         report = self.engines.launch(operation)
+        if fault in LAUNCH_FAULTS:
+            report = self.engines.fail(operation, LAUNCH_FAULTS[fault])
         self._after(fault, "launch_engines")
         return report
 
@@ -263,6 +273,9 @@ class ScriptedWorld:
     async def load_engine_weights(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("load_engine_weights")
         report = self.engines.onload(operation, opens=False)
+        if fault in ("die", "die_hidden"):
+            hides = fault == "die_hidden"
+            report = self.engines.fail(operation, "died while it loaded", hides=hides)
         self._after(fault, "load_engine_weights")
         return report
 
@@ -270,12 +283,18 @@ class ScriptedWorld:
     async def onload_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("onload_engines")
         report = self.engines.onload(operation, dies=fault == "die")
+        if fault == "other_weights":
+            others = {"weights_digest": "other"}
+            told = tuple(r.model_copy(update=others) for r in report.replicas)
+            report = report.model_copy(update={"replicas": told})
         self._after(fault, "onload_engines")
         return report
 
     @activity.defn
     async def offload_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("offload_engines")
+        if fault == "hold":
+            await self._hold()
         report = self.engines.offload(operation, wedged=fault == "wedge")
         self._after(fault, "offload_engines")
         return report
@@ -304,7 +323,7 @@ class ScriptedWorld:
 
     async def _confirm(self, name: str, check: OffloadCheck) -> OffloadConfirmation:
         await self._fault(name)
-        if self.engines.holds(check.role):
+        if self.engines.holds(check.role, check.holders):
             self.violations.append(f"{name}: {check.role} is still resident")
         return OffloadConfirmation(
             role=check.role, holders=len(check.holders), proof=("simulated",)
