@@ -11,7 +11,7 @@ from relax_infer.contracts.lease import LifecycleInput, RoleOperation, RoleResul
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.recovery import RecoveryNote
 from relax_infer.contracts.refs import StagedRef
-from relax_infer.contracts.scale import MEMBER_METHODS, MemberAsk, Members
+from relax_infer.contracts.scale import MEMBER_METHODS, MemberAsk, Members, OutsiderRecord
 from relax_infer.machines import GroupEvent, GroupState, ReplicaState
 from workflows._calls import OFFLOAD_ENGINES, ONLOAD_ENGINES, PROBE_ENGINES, STOP_ENGINES
 from workflows._failures import PERMANENT, UNCONFIRMED, fail
@@ -67,6 +67,11 @@ class EngineLifecycle(GroupScaling):
         if self._recoveries.note(note):
             self._book.follow(note.replica, note.state)
             await self._tell_role()
+
+    @workflow.query
+    def outsiders(self) -> list[OutsiderRecord]:
+        """Added replicas that the group does not operate on: in the making, leaving, left."""
+        return list(self._book.outsiders.all)
 
     @workflow.query
     def snapshot(self) -> GroupSnapshot:

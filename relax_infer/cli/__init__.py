@@ -3,10 +3,10 @@
 Knows workflows by type name and id, and worker processes by module name.
 """
 
-from relax_infer.cli import _gateway, _inside, _looks, _persons
+from relax_infer.cli import _gateway, _inside, _looks, _persons, _scale
 from relax_infer.cli._options import app
 from relax_infer.cli._stack_and_runs import main
 
 __all__ = ["app", "main"]
 
-del _gateway, _inside, _looks, _persons  # imported for the commands that they add
+del _gateway, _inside, _looks, _persons, _scale  # imported for the commands that they add

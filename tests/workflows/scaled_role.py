@@ -16,12 +16,11 @@ from relax_infer.contracts.lease import (
     RoleResult,
 )
 from relax_infer.contracts.refs import RunRef, WeightsRef
-from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
+from relax_infer.contracts.scale import OutsiderRecord, ScaleRequest, ScaleStatus
 from relax_infer.machines import ReplicaState
 from tests.workflows.scripted_world import ScriptedWorld, plan, until
 
-Working = Callable[[ScriptedWorld], AbstractAsyncContextManager[Client]]
-Roles = Callable[..., AbstractAsyncContextManager["ScaledRole"]]
+Working = Callable[..., AbstractAsyncContextManager[Client]]
 
 
 def weights(version: int) -> WeightsRef:
@@ -96,6 +95,11 @@ class ScaledRole:
     async def cancel(self, operation_id: str) -> ScaleStatus:
         return await self.operation(operation_id).execute_update("cancel", result_type=ScaleStatus)
 
+    async def outsiders(self) -> dict[int, OutsiderRecord]:
+        group = self.client.get_workflow_handle(f"{self.run.run}.{self.role}.{self.model}")
+        found = await group.query("outsiders", result_type=list[OutsiderRecord])
+        return {record.replica: record for record in found}
+
     async def group(self) -> GroupSnapshot:
         group = self.client.get_workflow_handle(f"{self.run.run}.{self.role}.{self.model}")
         return await group.query("snapshot", result_type=GroupSnapshot)
@@ -147,7 +151,11 @@ class ScaledRole:
 
 @asynccontextmanager
 async def scaled_role(
-    working: Working, world: ScriptedWorld, role: str = "rollout", **fields: Any
+    working: Working,
+    world: ScriptedWorld,
+    role: str = "rollout",
+    cached_workflows: int = 1000,
+    **fields: Any,
 ) -> AsyncIterator[ScaledRole]:
     """Two replicas, up, with weights 0 where the role has any."""
     world.engines.routes_checked = True
@@ -157,7 +165,7 @@ async def scaled_role(
         BundleBinding(bundle=k, node_id="n", node_ip="127.0.0.1", gpu_id=k) for k in range(2)
     )
     group = group.model_copy(update={"bundles": rows, "replicas": 2})
-    async with working(world) as client:
+    async with working(world, cached_workflows=cached_workflows) as client:
         await client.start_workflow(
             "GpuLease",
             LeaseInput(run=run, roles=(role,), operation_timeout=60.0, reconcile_timeout=1.0),

@@ -272,6 +272,8 @@ class ScriptedWorld:
     @activity.defn
     async def load_engine_weights(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("load_engine_weights")
+        if fault == "hold":
+            await self._hold()
         report = self.engines.onload(operation, opens=False)
         if fault in ("die", "die_hidden"):
             hides = fault == "die_hidden"
