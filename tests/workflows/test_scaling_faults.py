@@ -137,8 +137,9 @@ async def disturb(role: ScaledRole, chance: random.Random) -> None:
     for name, faults in FAULTS.items():
         if chance.random() < 0.3:
             role.world.faults[name] = [chance.choice(faults)]
-    for record in (await role.outsiders()).values():
-        role.engine(record.replica).hides = chance.random() < 0.3
+    for replica in sorted(await role.outsiders()):
+        if role.engine(replica).holds:
+            role.engine(replica).hides = chance.random() < 0.3
 
 
 async def anything(role: ScaledRole, chance: random.Random) -> dict[str, object]:
