@@ -61,16 +61,24 @@ def bundles_of(group: EngineGroupSpec, rows: list[BundleBinding]) -> tuple[Bundl
         update={"bundles": tuple(rows[: group.replicas * group.gpus_per_replica])}
     )
     for replica in range(group.replicas):
-        shares = [bound.node_bundles(replica, n) for n in range(group.nodes_per_replica)]
-        nodes = [sorted({bundle.node_ip for bundle in share}) for share in shares]
-        apart = {share[0].node_id for share in shares}
-        if any(len({b.node_id for b in share}) > 1 for share in shares) or len(apart) < len(shares):
-            raise PermanentError(
-                f"run {group.run}: {group.engine_id(replica)} needs {group.gpus_per_node} GPUs on"
-                f" each of {group.nodes_per_replica} nodes; the pool has them on {nodes}.",
-                cure="Choose sizes that fill whole nodes of the cluster, or free its nodes.",
-            )
+        require_whole_nodes(bound, replica)
     return bound.bundles
+
+
+def require_whole_nodes(group: EngineGroupSpec, replica: int) -> None:
+    """
+    Raises:
+        PermanentError: Ray gave the replica GPUs on other nodes than its parts are meant for.
+    """
+    shares = [group.node_bundles(replica, n) for n in range(group.nodes_per_replica)]
+    nodes = [sorted({bundle.node_ip for bundle in share}) for share in shares]
+    apart = {share[0].node_id for share in shares}
+    if any(len({b.node_id for b in share}) > 1 for share in shares) or len(apart) < len(shares):
+        raise PermanentError(
+            f"run {group.run}: {group.engine_id(replica)} needs {group.gpus_per_node} GPUs on"
+            f" each of {group.nodes_per_replica} nodes; the pool has them on {nodes}.",
+            cure="Choose sizes that fill whole nodes of the cluster, or free its nodes.",
+        )
 
 
 @activity.defn

@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from activities import batch, engines, front, phases, placement, recipes, records, training
+from activities import (
+    batch,
+    engines,
+    front,
+    phases,
+    placement,
+    recipes,
+    records,
+    scaling,
+    training,
+)
 
 ACTIVITIES: tuple[Callable[..., Any], ...] = (
     *recipes.ACTIVITIES,
@@ -14,4 +24,5 @@ ACTIVITIES: tuple[Callable[..., Any], ...] = (
     *batch.ACTIVITIES,
     *training.ACTIVITIES,
     *records.ACTIVITIES,
+    *scaling.ACTIVITIES,
 )

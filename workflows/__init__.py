@@ -7,6 +7,7 @@ from workflows.engine_lifecycle import EngineLifecycle
 from workflows.gpu_lease import GpuLease
 from workflows.inference_role import InferenceRole
 from workflows.replica_recovery import ReplicaRecovery
+from workflows.scale_role import ScaleRole
 from workflows.training_run import TrainingRun
 from workflows.training_step import TrainingStep
 from workflows.weight_sync import WeightSync
@@ -18,6 +19,7 @@ WORKFLOWS = (
     InferenceRole,
     EngineLifecycle,
     ReplicaRecovery,
+    ScaleRole,
     WeightSync,
 )
 
@@ -27,6 +29,7 @@ __all__ = [
     "GpuLease",
     "InferenceRole",
     "ReplicaRecovery",
+    "ScaleRole",
     "TrainingRun",
     "TrainingStep",
     "WeightSync",

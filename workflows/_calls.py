@@ -40,6 +40,7 @@ from relax_infer.contracts.run import (
     ResolveRequest,
     RunPlan,
 )
+from relax_infer.contracts.scale import DrainAnswer, DrainAsk, PlacementAnswer, PlacementAsk
 from relax_infer.contracts.training import TrainerOperation, TrainRequest, TrainResult
 
 I = TypeVar("I", bound=BaseModel)  # noqa: E741
@@ -53,6 +54,8 @@ class Call(Generic[I, O]):
     name: str
     takes: type[I]
     gives: type[O]
+    cancelled: workflow.ActivityCancellationType = workflow.ActivityCancellationType.TRY_CANCEL
+    """Whether a cancelled call waits until the activity has cleaned up."""
 
     async def __call__(self, request: I, *, summary: str) -> O:
         """Run it under its policy. ``summary`` labels the bar in the web UI's timeline."""
@@ -69,9 +72,19 @@ class Call(Generic[I, O]):
                 initial_interval=timedelta(seconds=policy.first_retry),
                 maximum_interval=timedelta(seconds=policy.max_retry),
             ),
+            cancellation_type=self.cancelled,
             summary=summary,
         )
 
+
+BIND_ADDED_REPLICA = Call(
+    "bind_added_replica",
+    PlacementAsk,
+    PlacementAnswer,
+    cancelled=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+)
+RELEASE_ADDED_REPLICA = Call("release_added_replica", PlacementAsk, PlacementAnswer)
+DRAIN_ENGINE = Call("drain_engine", DrainAsk, DrainAnswer)
 
 RESOLVE_RECIPE = Call("resolve_recipe", ResolveRequest, RunPlan)
 BIND_PLACEMENT = Call("bind_placement", RunPlan, Binding)

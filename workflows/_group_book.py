@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from relax_infer.contracts.engines import (
+    AddedReplica,
     EngineGroupSpec,
     GroupReport,
     GroupSnapshot,
@@ -15,6 +16,7 @@ from relax_infer.contracts.engines import (
 )
 from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.contracts.recovery import RecoveryResult
+from relax_infer.contracts.scale import OutsiderRecord
 from relax_infer.machines import (
     GROUP,
     REPLICA,
@@ -24,6 +26,7 @@ from relax_infer.machines import (
     ReplicaEvent,
     ReplicaState,
 )
+from workflows._outsiders import Outsiders
 
 _ASLEEP = (ReplicaState.SLEEPING, ReplicaState.DEAD)
 
@@ -42,19 +45,22 @@ class GroupBook:
         self.out_of_reach: set[int] = set()
         """Those of them that are gone on a person's word alone: their hosts did not answer."""
         self.fence = FenceMemory()
+        self.outsiders = Outsiders(spec.replicas)
+        self.in_use = False
+        """Whether the role has confirmed an onload and nobody asked it to let go since."""
 
     # --- what is
 
     @property
     def usable(self) -> tuple[int, ...]:
         """Replicas to operate on. When all were given up, none is: each has another chance."""
-        every = range(self.spec.replicas)
-        return tuple(k for k in every if k not in self.given_up) or tuple(every)
+        every = self.spec.numbers
+        return tuple(k for k in every if k not in self.given_up) or every
 
     @property
     def askable(self) -> tuple[int, ...]:
         """Replicas that let go with the group, those given up too: a launch may have come late."""
-        return tuple(k for k in range(self.spec.replicas) if k not in self.out_of_reach)
+        return tuple(k for k in self.spec.numbers if k not in self.out_of_reach)
 
     @property
     def failed(self) -> tuple[int, ...]:
@@ -83,8 +89,11 @@ class GroupBook:
         return tuple(
             r
             for r in report.replicas
-            if r.replica not in self.given_up
-            or (r.state is not ReplicaState.DEAD and r.replica not in self.out_of_reach)
+            if r.replica in self.spec.numbers
+            and (
+                r.replica not in self.given_up
+                or (r.state is not ReplicaState.DEAD and r.replica not in self.out_of_reach)
+            )
         )
 
     def incarnations(self) -> dict[int, str]:
@@ -99,14 +108,18 @@ class GroupBook:
 
     def snapshot(self) -> GroupSnapshot:
         versions = {self.replicas[k].weight_version for k in self.ready or self.replicas}
+        gone = {r.replica: r.report for r in self.outsiders.all if r.report is not None}
+        shown = {**self.replicas, **gone}
+        numbers = sorted(shown) or range(len(self.generations))
         return GroupSnapshot(
             role=self.spec.role,
             model=self.spec.model,
             state=self.state,
             weight_source=self.spec.weight_source,
             weight_version=versions.pop() if len(versions) == 1 else None,
-            replicas=tuple(self.replicas[k] for k in sorted(self.replicas)),
-            generations=tuple(self.generations),
+            replicas=tuple(shown[k] for k in sorted(shown)),
+            generations=tuple(self._generation(k) for k in numbers),
+            leaving=tuple(sorted(gone)),
         )
 
     # --- what happens
@@ -123,6 +136,7 @@ class GroupBook:
             known = self.replicas.get(replica)
             if known is None or known.state is ReplicaState.DEAD:
                 self.replicas[replica] = self._fresh(replica)
+                self.outsiders.urls.pop(replica, None)
             else:
                 self._advance(replica, ReplicaEvent.ONLOAD_STARTED)
         return launching
@@ -229,6 +243,7 @@ class GroupBook:
                 self._advance(replica, ReplicaEvent.STOP_UNCONFIRMED)
             case RecoveryState.REBUILDING:
                 self._gone(replica)
+                self.outsiders.urls.pop(replica, None)
                 self.replicas[replica] = self._fresh(replica)
             case RecoveryState.SYNCING if now is ReplicaState.STARTING:
                 self._advance(replica, ReplicaEvent.LAUNCHED)
@@ -250,6 +265,50 @@ class GroupBook:
         if result.why is not None:
             self.given_up[replica] = result.why
 
+    # --- more and fewer
+
+    def adopt(self, placement: AddedReplica, report: ReplicaReport) -> None:
+        """A replica that was made outside of the group is right and answers."""
+        replica = placement.replica
+        self.spec = self.spec.with_added(placement)
+        self.outsiders.forget(replica)
+        self.generations += [0] * (replica + 1 - len(self.generations))
+        self.replicas[replica] = self._fresh(replica)
+        self._advance(replica, ReplicaEvent.LAUNCHED)
+        self._opened(report)
+
+    def leave(self, replica: int, operation: str) -> None:
+        """The group does not operate on an added replica any more; what runs of it goes on."""
+        report = self.replicas.pop(replica)
+        self.outsiders.put(
+            OutsiderRecord(
+                replica=replica,
+                stage="leaving",
+                operation=operation,
+                placement=self.spec.placement_of(replica),
+                report=report,
+                url=self.outsiders.urls.get(replica),
+                drained=report.state is not ReplicaState.READY,
+                stopped=replica in self.out_of_reach,
+                why=self.given_up.pop(replica, None),
+            )
+        )
+        self.out_of_reach.discard(replica)
+        self.spec = self.spec.without(replica)
+
+    def stay(self, replica: int) -> None:
+        """One that was to leave is the group's again, as it was."""
+        record = self.outsiders[replica]
+        assert record.placement is not None
+        assert record.report is not None
+        self.outsiders.forget(replica)
+        self.spec = self.spec.with_added(record.placement)
+        self.replicas[replica] = record.report
+        if record.why is not None:
+            self.given_up[replica] = record.why
+        if record.stopped:
+            self.out_of_reach.add(replica)
+
     # --- continue-as-new
 
     def carry(self) -> dict[str, Any]:
@@ -260,13 +319,17 @@ class GroupBook:
             "generations": self.generations,
             "given_up": [[k, why] for k, why in self.given_up.items()],
             "out_of_reach": sorted(self.out_of_reach),
+            "added": [each.model_dump(mode="json") for each in self.spec.added],
+            "outsiders": self.outsiders.carry(),
             "fence": seen.model_dump(mode="json") if seen else None,
             "fence_ended": self.fence.ended,
         }
 
     @classmethod
     def restore(cls, spec: EngineGroupSpec, carried: dict[str, Any]) -> "GroupBook":
-        book = cls(spec)
+        added = [AddedReplica.model_validate(each) for each in carried.get("added", [])]
+        book = cls(spec.with_added(*added))
+        book.outsiders = Outsiders(spec.replicas, carried.get("outsiders"))
         book.state = GroupState(carried["state"])
         reports = [ReplicaReport.model_validate(each) for each in carried["replicas"]]
         book.replicas = {report.replica: report for report in reports}
@@ -282,6 +345,10 @@ class GroupBook:
 
     def _in(self, state: ReplicaState) -> tuple[int, ...]:
         return tuple(k for k in sorted(self.replicas) if self.replicas[k].state is state)
+
+    def _generation(self, replica: int) -> int:
+        """0: it never answered."""
+        return self.generations[replica] if replica < len(self.generations) else 0
 
     def _fresh(self, replica: int) -> ReplicaReport:
         return ReplicaReport(
@@ -308,6 +375,8 @@ class GroupBook:
         another = self.replicas[fresh.replica].incarnation != fresh.incarnation
         self._advance(fresh.replica, ReplicaEvent.OPENED, fresh)
         self.generations[fresh.replica] += another
+        if fresh.replica >= self.spec.replicas and fresh.base_url is not None:
+            self.outsiders.urls[fresh.replica] = fresh.base_url
 
     def _gone(self, replica: int, *, by_word: bool = False) -> None:
         state = self.replicas[replica].state

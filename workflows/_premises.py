@@ -200,6 +200,7 @@ class Premises:
                 groups=tuple(g for g in plan.groups if g.role == role),
                 operation_timeout=plan.operation_timeout,
                 restarts=restarts,
+                shares_with=plan.sharing(role),
             ),
             id=f"{self._run}.{role}",
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,

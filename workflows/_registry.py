@@ -1,6 +1,6 @@
 """Engine groups as discovery models: what of a group's state a caller may see."""
 
-from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
+from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot, ReplicaReport
 from relax_infer.discovery import ModelSnapshot, ReplicaSnapshot, RoutingSpec
 from relax_infer.machines import GroupState, ReplicaState
 
@@ -29,7 +29,10 @@ def _model(group: GroupSnapshot, router_url: str | None) -> ModelSnapshot:
     routed = group.role == "rollout"
     version = group.weight_version
     # While a lost replica is mended its siblings go on answering.
-    answers = any(replica.state is ReplicaState.READY for replica in group.replicas)
+    answers = any(
+        replica.state is ReplicaState.READY and replica.replica not in group.leaving
+        for replica in group.replicas
+    )
     return ModelSnapshot(
         model_id=group.model,
         state="READY" if answers else _SHOWN.get(group.state, str(group.state)),
@@ -48,6 +51,16 @@ def _model(group: GroupSnapshot, router_url: str | None) -> ModelSnapshot:
                 direct_eligible=not routed,
                 generation=generation,
             )
-            for replica, generation in zip(group.replicas, group.generations, strict=False)
+            for replica, generation in zip(_shown(group), group.generations, strict=False)
         ],
     )
+
+
+def _shown(group: GroupSnapshot) -> list[ReplicaReport]:
+    """Each replica as a caller may see it: one that leaves is draining, although it may answer."""
+    return [
+        replica.model_copy(update={"state": ReplicaState.DRAINING, "base_url": None})
+        if replica.replica in group.leaving and replica.state is ReplicaState.READY
+        else replica
+        for replica in group.replicas
+    ]

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError
 
 from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
@@ -19,16 +20,27 @@ from relax_infer.contracts.lease import (
 )
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.run import FrontAddress
+from relax_infer.contracts.scale import (
+    MEMBER_METHODS,
+    MemberAsk,
+    Members,
+    ScaleRequest,
+    ScaleStatus,
+)
 from relax_infer.discovery import InferenceRegistry
 from relax_infer.machines import GROUP, GroupState, ReplicaState
 from workflows._calls import ENSURE_FRONT, PUSH_REGISTRY
-from workflows._failures import PERMANENT, fail
+from workflows._failures import PERMANENT, fail, text_of
 from workflows._mailbox import Mailbox
 from workflows._registry import models_of, routing_of
+from workflows._role_members import RoleMembers
+from workflows._scale_desk import ScaleDesk
 from workflows._visible import attributes, show_details, show_state
 
 TERMS_PER_RESTART = 1_000_000
 """Above every term that a role's incarnation reaches by continuing as new."""
+PUBLISH_PAUSE = 5.0
+"""Seconds before what could not be published is tried again."""
 PATIENT = {"ready": 604_800.0, "recover": 604_800.0}
 """Seconds that an engine group may take for what ends with its recoveries: these have deadlines of
 their own, and one that waits for proof waits for a person."""
@@ -64,6 +76,14 @@ class InferenceRole:
         self._turn = asyncio.Lock()
         self._changed = False
         """Whether a group changed by itself since the last publication."""
+        self._desk = ScaleDesk(start, self._mail, carried.get("scaling"))
+        self._members = RoleMembers(
+            self._turn,
+            lambda model: self._groups[model].state is GroupState.READY,
+            lambda: self._desk.closing,
+            self._ask_members,
+            self._publish,
+        )
         self._stopped = False
 
     @workflow.run
@@ -83,22 +103,31 @@ class InferenceRole:
 
     @property
     def _may_continue_as_new(self) -> bool:
-        quiet = not self._turn.locked() and not self._changed
+        quiet = not self._turn.locked() and not self._changed and not self._desk.at_work
         return quiet and workflow.info().is_continue_as_new_suggested()
 
     async def _publish_changes(self) -> None:
         while True:
             await workflow.wait_condition(lambda: self._changed)
+            refused = None
             async with self._turn:
                 if self._changed:
-                    await self._publish()
+                    try:
+                        await self._publish()
+                    except ActivityError as error:
+                        refused = error
             self._show()
+            if refused is not None:
+                workflow.logger.error("cannot publish: %s", text_of(refused))
+                self._changed = True
+                await workflow.sleep(PUBLISH_PAUSE)
 
     def _carry(self) -> dict[str, Any]:
         return {
             "answers": self._mail.carry(),
             "groups": [g.model_dump(mode="json") for g in self._groups.values()],
             "term": self._term,
+            "scaling": self._desk.carry(),
         }
 
     async def _start_group(self, group: EngineGroupSpec) -> None:
@@ -145,6 +174,26 @@ class InferenceRole:
             await self._tell_lease(why)
         elif snapshot.state in _SETTLED and snapshot.state is not known.state:
             await self._lease.signal("holder_known", self._start.role)
+
+    @workflow.signal
+    def scale_changed(self, status: ScaleStatus) -> None:
+        """An operation of ScaleRole entered a state."""
+        self._desk.heard(status)
+        self._show()
+
+    @workflow.update
+    async def scale(self, request: ScaleRequest) -> ScaleStatus:
+        """More or fewer replicas of a model; the same operation id joins or gets its result."""
+        return await self._desk.perform(request)
+
+    @scale.validator
+    def _check_scale(self, request: ScaleRequest) -> None:
+        self._desk.check(request)
+
+    @workflow.query
+    def scaling(self) -> list[ScaleStatus]:
+        """The scale operations at work and the last that ended, oldest first."""
+        return self._desk.all
 
     @workflow.query
     def snapshot(self) -> dict[str, Any]:
@@ -208,7 +257,9 @@ class InferenceRole:
                 f" ({self._start.run.run}.lease, update release)"
             )
 
-    async def _answer(self, ask: Ask) -> RoleResult:
+    async def _answer(self, ask: Ask) -> RoleResult | Members:
+        if ask.method in MEMBER_METHODS:
+            return await self._members.step(MemberAsk.model_validate(ask.payload), ask.operation_id)
         operation = RoleOperation.model_validate(ask.payload)
         if operation.method in ("probe", "resolve", "ready", "recover"):
             result = await self._pass_on(operation, ask.operation_id)
@@ -218,6 +269,8 @@ class InferenceRole:
         return await self._exclusively(operation, ask.operation_id)
 
     async def _exclusively(self, operation: RoleOperation, operation_id: str) -> RoleResult:
+        if operation.method == "stop":
+            await self._desk.wind_down()
         async with self._turn:
             self._doing = operation.method
             try:
@@ -281,6 +334,16 @@ class InferenceRole:
             timeout=PATIENT.get(operation.method, self._start.operation_timeout),
         )
 
+    async def _ask_members(self, ask: MemberAsk, operation_id: str) -> Members:
+        return await self._mail.ask(
+            self._group_id(ask.model),
+            ask.method,
+            ask,
+            Members,
+            operation_id=operation_id,
+            timeout=ask.timeout + self._start.operation_timeout,
+        )
+
     def _close_groups(self) -> None:
         """Show the role as draining before anything of it lets go."""
         for model, group in self._groups.items():
@@ -337,7 +400,12 @@ class InferenceRole:
         groups = self._groups.values()
         if any(g.state in (GroupState.DRAINING, GroupState.SLEEPING) for g in groups):
             return None
-        return tuple(r.base_url for g in groups for r in g.replicas if r.base_url)
+        return tuple(
+            r.base_url
+            for g in groups
+            for r in g.replicas
+            if r.base_url and r.replica not in g.leaving
+        )
 
     def _show(self) -> None:
         states = {g.state for g in self._groups.values()}
@@ -350,5 +418,9 @@ class InferenceRole:
             (f"{g.model} replica {r.replica}", f"{r.state}, weights {r.weight_version}")
             for g in self._groups.values()
             for r in g.replicas
+        ]
+        rows += [
+            (f"scale {each.operation_id}", f"{each.model}: {each.state}")
+            for each in self._desk.at_work
         ]
         show_details(doing, rows)

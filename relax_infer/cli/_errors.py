@@ -14,7 +14,19 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for an option that there is not, which it does not export."""
 
 ORDER = (
-    *("up", "run", "status", "pause", "resume", "stop", "resolve", "report", "samples", "logs"),
+    *(
+        "up",
+        "run",
+        "status",
+        "pause",
+        "resume",
+        "stop",
+        "resolve",
+        "scale",
+        "report",
+        "samples",
+        "logs",
+    ),
     *("step", "steps", "runs", "down", "plan", "config", "doctor", "env", "worker", "gateway"),
 )
 INTERRUPTED = 130

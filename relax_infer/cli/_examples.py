@@ -34,6 +34,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "its processes are gone",
         ),
     ),
+    "scale": (
+        ("relax-infer scale run-1 rollout 4 --wait", "four policy engines, and wait for them"),
+        ("relax-infer scale run-1 rollout 2 --dry-run", "which ones would go"),
+        ("relax-infer scale run-1 genrm 2 --force", "without waiting for their last requests"),
+        ("relax-infer scale run-1 rollout --url http://10.0.0.7:30000", "that one goes"),
+        ("relax-infer scale run-1 rollout 4 --id monday --json", "for a program; safe to repeat"),
+    ),
     "report": (
         ("relax-infer report run-1 --out report.html", "one file, for any browser"),
         ("relax-infer report run-1 --steps 3-9", "of these steps"),

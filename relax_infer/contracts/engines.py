@@ -41,6 +41,17 @@ class BundleBinding(Message):
         return self.gpu_uuid or f"{self.node_id}/{self.gpu_id}"
 
 
+class AddedReplica(Message):
+    """A replica beyond those that its group began with, on GPUs of its own."""
+
+    replica: int
+    """Never used for another replica of the group."""
+    placement_group: str
+    """Like the group's; holds this replica alone."""
+    bundles: tuple[BundleBinding, ...]
+    """``gpus_per_replica`` of them, in order."""
+
+
 class EngineGroupSpec(Message):
     """Everything that is needed to launch and operate one engine group, on any worker."""
 
@@ -52,6 +63,7 @@ class EngineGroupSpec(Message):
     """Hugging Face folder that the engines start from."""
     weight_source: WeightSource
     replicas: int
+    """Those that the group began with, numbered from 0."""
     gpus_per_replica: int
     """GPUs of one replica over all of its nodes."""
     nodes_per_replica: int = 1
@@ -62,7 +74,9 @@ class EngineGroupSpec(Message):
     placement_group: str
     """Name of the detached placement group in the Ray namespace ``relax-<run>``."""
     bundles: tuple[BundleBinding, ...]
-    """``gpus_per_replica`` consecutive ones for each replica, in order."""
+    """``gpus_per_replica`` consecutive ones for each replica, in order; without the added ones."""
+    added: tuple[AddedReplica, ...] = ()
+    """Replicas that were added while the group ran, oldest first."""
     device: Literal["cpu", "cuda"]
     python: str | None = None
     """Interpreter of the engine processes; None: the worker's own."""
@@ -95,10 +109,43 @@ class EngineGroupSpec(Message):
         """GPUs of one replica on each of its nodes."""
         return self.gpus_per_replica // self.nodes_per_replica
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of every replica."""
+        return (*range(self.replicas), *(each.replica for each in self.added))
+
+    def pool_of(self, replica: int) -> str:
+        """Name of the placement group that a replica is in."""
+        added = self.placement_of(replica)
+        return self.placement_group if added is None else added.placement_group
+
     def node_bundles(self, replica: int, node: int) -> tuple[BundleBinding, ...]:
         """The bundles of one replica's share of one node; node 0 is its head's."""
-        start = replica * self.gpus_per_replica + node * self.gpus_per_node
-        return self.bundles[start : start + self.gpus_per_node]
+        added = self.placement_of(replica)
+        bundles = self.bundles if added is None else added.bundles
+        first = replica * self.gpus_per_replica if added is None else 0
+        start = first + node * self.gpus_per_node
+        return bundles[start : start + self.gpus_per_node]
+
+    def with_added(self, *added: AddedReplica) -> "EngineGroupSpec":
+        """The group with these replicas beside those it has."""
+        new = {each.replica for each in added}
+        kept = (each for each in self.added if each.replica not in new)
+        every = sorted((*kept, *added), key=lambda each: each.replica)
+        return self.model_copy(update={"added": tuple(every)})
+
+    def without(self, replica: int) -> "EngineGroupSpec":
+        """The group without one of its added replicas."""
+        kept = tuple(each for each in self.added if each.replica != replica)
+        return self.model_copy(update={"added": kept})
+
+    def alone(self, added: AddedReplica) -> "EngineGroupSpec":
+        """What is needed to operate on this added replica and on no other of the group."""
+        return self.model_copy(update={"replicas": 0, "bundles": (), "added": (added,)})
+
+    def placement_of(self, replica: int) -> AddedReplica | None:
+        """Of an added replica; None for one that the group began with."""
+        return next((each for each in self.added if each.replica == replica), None)
 
     def engine_id(self, replica: int) -> str:
         return f"{self.model}/replica-{replica}"
@@ -189,7 +236,7 @@ class EngineOperation(Message):
 
     @property
     def targets(self) -> tuple[int, ...]:
-        return self.replicas or tuple(range(self.group.replicas))
+        return self.replicas or self.group.numbers
 
 
 class WatchRequest(Message):
@@ -217,6 +264,8 @@ class GroupSnapshot(Message):
     replicas: tuple[ReplicaReport, ...] = ()
     generations: tuple[int, ...] = ()
     """One per replica, in order; rises with every new incarnation."""
+    leaving: tuple[int, ...] = ()
+    """Replicas that nobody may call any more: they are being removed, or half of it was done."""
     stuck: str | None = None
     """What of it waits for proof or for a person."""
 

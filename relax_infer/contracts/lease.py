@@ -192,6 +192,8 @@ class RoleInput(StartInput):
     operation_timeout: float = 180.0
     restarts: int = 0
     """How often a person had the run's roles started anew."""
+    shares_with: tuple[str, ...] | None = None
+    """Roles that use a GPU of this one's; None in roles that began on earlier code."""
     carried: dict[str, Any] | None = None
 
 

@@ -46,6 +46,11 @@ POLICIES: dict[str, ActivityPolicy] = {
     # Ends by itself after the recipe's cluster.bind_timeout.
     "bind_placement": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=3),
     "release_placement": ActivityPolicy("relax-engines", start_to_close=120.0, attempts=6),
+    # Ends by itself after the operation's provision timeout.
+    "bind_added_replica": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=3),
+    "release_added_replica": ActivityPolicy("relax-engines", start_to_close=120.0, attempts=6),
+    # Ends by itself after the operation's drain timeout; it only looks.
+    "drain_engine": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=6),
     "ensure_front": ActivityPolicy("relax", start_to_close=180.0, attempts=6),
     "push_registry": ActivityPolicy("relax", start_to_close=60.0, attempts=FOREVER, max_retry=2.0),
     "stop_front": _LIGHT,

@@ -186,6 +186,10 @@ class EngineActor:
         self._replica.head.check_place()
         return await self._replica.settle(prefix, timeout)
 
+    async def in_flight(self) -> int:
+        self._replica.head.check_place()
+        return await self._replica.in_flight()
+
     async def describe(self) -> ReplicaDescription:
         engine = self._replica.engine
         where = (

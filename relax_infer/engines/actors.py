@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from relax_infer.contracts.engines import EngineGroupSpec
@@ -59,6 +60,23 @@ def find_actor(spec: EngineGroupSpec, replica: int, node: int = 0) -> Any | None
         return None
 
 
+def living_heads(spec: EngineGroupSpec) -> dict[int, Any]:
+    """The actor of every replica's head that Ray knows, also of replicas the spec does not name:
+    some may have been added since it was written down. Blocks for calls to Ray's control plane."""
+    import ray
+    from ray.util import list_named_actors
+
+    prefix = spec.actor_name(0).removesuffix("0")
+    found: dict[int, Any] = {}
+    named: list[Any] = list_named_actors(all_namespaces=True)
+    for each in named:
+        number = str(each["name"]).removeprefix(prefix)
+        if each["namespace"] == spec.namespace and number.isdecimal():
+            with suppress(ValueError):  # it died a moment ago
+                found[int(number)] = ray.get_actor(each["name"], namespace=spec.namespace)
+    return found
+
+
 def end_actors(spec: EngineGroupSpec, replica: int) -> None:
     """End the actors of every node of a replica of which nothing is left."""
     import ray
@@ -108,10 +126,11 @@ def _find_or_make(spec: EngineGroupSpec, replica: int, node: int) -> Any:
 
     if (found := find_actor(spec, replica, node)) is not None:
         return found
-    pool = find_pool(spec.run, spec.placement_group)
+    name = spec.pool_of(replica)
+    pool = find_pool(spec.run, name)
     if pool is None:
         raise UnconfirmedError(
-            f"Run {spec.run} has no placement group {spec.placement_group}: its engines cannot"
+            f"Run {spec.run} has no placement group {name}: its engines cannot"
             " be reached or looked for.",
             cure="If Ray was restarted, bring the run's pool up again; then probe.",
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_infer.contracts.engines import (
     EngineGroupSpec,
@@ -13,7 +13,13 @@ from relax_infer.contracts.engines import (
 )
 from relax_infer.contracts.failures import RelaxError, UnconfirmedError
 from relax_infer.contracts.fence import StaleFence
-from relax_infer.engines.actors import answer, end_actors, find_actor, node_actor
+from relax_infer.engines.actors import (
+    answer,
+    end_actors,
+    find_actor,
+    living_heads,
+    node_actor,
+)
 from relax_infer.engines.closed_grants import closed_grants
 from relax_infer.engines.evidence import write_evidence
 from relax_infer.engines.static import InferenceEngineSpec
@@ -27,6 +33,8 @@ T = TypeVar("T")
 READ_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """Between two looks at a healthy group."""
+IDLE_SECONDS = 0.1
+"""Between two looks at an engine that finishes its requests."""
 UNASKED_SECONDS = 20.0
 """Without an answer of its actor a replica counts as lost."""
 
@@ -132,16 +140,36 @@ class EngineGroup:
     async def settle_requests(self, prefix: str) -> int:
         """Abort every request whose id begins with ``prefix``; their number, once all are gone.
 
+        Replicas that were added since the spec was written down are asked, too.
+
         Raises:
             UnconfirmedError: an engine did not say so in time.
         """
-        timeout = self.spec.drain_timeout
+        timeout, numbers = self.spec.drain_timeout, self.spec.numbers
 
-        async def ask(replica: int) -> int:
-            actor = await node_actor(self.spec, replica)
+        async def ask(actor: Any) -> int:
             return await answer(actor.settle_requests.remote(prefix, timeout), timeout + 30)
 
-        return sum(await asyncio.gather(*(ask(k) for k in range(self.spec.replicas))))
+        known = await asyncio.gather(*(node_actor(self.spec, k) for k in numbers))
+        heads = await asyncio.to_thread(living_heads, self.spec)
+        added = [actor for k, actor in sorted(heads.items()) if k not in numbers]
+        return sum(await asyncio.gather(*(ask(actor) for actor in (*known, *added))))
+
+    async def wait_idle(self, replica: int, timeout: float) -> int:
+        """Requests that are left in a replica which nobody calls any more; 0 as soon as none is,
+        else after ``timeout`` seconds. Its gate stays open: what was admitted ends well.
+
+        Raises:
+            UnconfirmedError: it does not say.
+        """
+        actor = await node_actor(self.spec, replica)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        while left := await answer(actor.in_flight.remote(), READ_SECONDS):
+            if clock() >= deadline:
+                break
+            await asyncio.sleep(IDLE_SECONDS)
+        return left
 
     async def describe(self) -> tuple["ReplicaDescription", ...]:
         """Where the replicas are on their hosts; those without an actor are left out."""
@@ -152,7 +180,7 @@ class EngineGroup:
                 return None
             return await answer(actor.describe.remote(), READ_SECONDS)
 
-        found = await asyncio.gather(*(ask(k) for k in range(self.spec.replicas)))
+        found = await asyncio.gather(*(ask(k) for k in self.spec.numbers))
         return tuple(each for each in found if each is not None)
 
     async def _operate(self, kind: "Kind", op: EngineOperation) -> GroupReport:
@@ -195,7 +223,7 @@ class EngineGroup:
             except RelaxError as error:
                 return unknown(replica, error)
 
-        asked = range(self.spec.replicas) if replicas is None else replicas
+        asked = self.spec.numbers if replicas is None else replicas
         return tuple(await asyncio.gather(*(one(k) for k in asked)))
 
     def _unknown(self, replica: int, error: RelaxError) -> ReplicaReport:

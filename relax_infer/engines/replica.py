@@ -231,6 +231,13 @@ class EngineReplica:
             return 0
         return await settle(engine.control, prefix, timeout)
 
+    async def in_flight(self) -> int:
+        """Requests that its fence has admitted and not yet answered."""
+        engine = self.engine
+        if engine is None or self.state is ReplicaState.SLEEPING or engine.ended():
+            return 0
+        return (await engine.control.status())["inflight"]
+
     @property
     def _control(self) -> EngineControl:
         if self.engine is None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, TransientError
@@ -16,6 +16,9 @@ from relax_infer.placement.topology import validate_bound_plan
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
+
+Strategy = Literal["PACK", "STRICT_PACK"]
+Check = Callable[[list[BundleBinding]], Awaitable[None]]
 
 _POLL = 0.1
 _LOOK = 1.0
@@ -54,19 +57,37 @@ async def bind_plan(
     return pools
 
 
-async def bind_pool(run: str, gpus: int, timeout: float) -> list[BundleBinding]:
+async def bind_pool(
+    run: str,
+    gpus: int,
+    timeout: float,
+    *,
+    pool: str = POOL,
+    strategy: Strategy = "PACK",
+    check: Check | None = None,
+) -> list[BundleBinding]:
     """The same for one pool of which no plan is known.
+
+    Args:
+        strategy: ``STRICT_PACK`` has all of it on one node.
+        check: raises where the devices do not fit; then the pool is given back if it is new.
 
     Returns:
         One row per bundle, node by node (the one with the most bundles first) and GPU by GPU;
         ``bundle`` is Ray's own index.
     """
-    pools, _ = await _bind(run, {POOL: gpus}, timeout)
-    return pools[POOL]
+    pools, made = await _bind(run, {pool: gpus}, timeout, strategy)
+    try:
+        if check is not None:
+            await check(pools[pool])
+    except BaseException:
+        await asyncio.shield(_give_back(made))
+        raise
+    return pools[pool]
 
 
 async def _bind(
-    run: str, sizes: Mapping[str, int], timeout: float
+    run: str, sizes: Mapping[str, int], timeout: float, strategy: Strategy = "PACK"
 ) -> "tuple[dict[str, list[BundleBinding]], list[PlacementGroup]]":
     """Rows of every pool, and the groups that were made for it."""
     if isinstance(timeout, bool) or not (math.isfinite(timeout) and timeout > 0):
@@ -77,7 +98,7 @@ async def _bind(
     deadline = asyncio.get_running_loop().time() + timeout
     made: list[PlacementGroup] = []
     try:
-        groups = await _make_or_find(run, sizes, made)
+        groups = await _make_or_find(run, sizes, made, strategy)
         for pool, group in groups.items():
             await _placed(run, pool_name(run, pool), group, sizes, deadline)
         probes = (_probe(pool_name(run, p), group, deadline) for p, group in groups.items())
@@ -102,7 +123,7 @@ def in_order(rows: list[BundleBinding]) -> list[BundleBinding]:
 
 
 async def _make_or_find(
-    run: str, sizes: Mapping[str, int], made: "list[PlacementGroup]"
+    run: str, sizes: Mapping[str, int], made: "list[PlacementGroup]", strategy: Strategy
 ) -> "dict[str, PlacementGroup]":
     """A group for each pool; ``made`` gets those that were not there."""
     from ray.util.placement_group import placement_group
@@ -120,7 +141,8 @@ async def _make_or_find(
     for pool, group in found.items():
         if group is None:
             bundles = [dict(NEEDS) for _ in range(sizes[pool])]
-            group = await asked(placement_group, bundles, "PACK", pool_name(run, pool), "detached")
+            name = pool_name(run, pool)
+            group = await asked(placement_group, bundles, strategy, name, "detached")
             made.append(group)
         groups[pool] = group
     return groups

@@ -53,9 +53,9 @@ async def release_pools(run: str, timeout: float = 60.0) -> None:
     await remove_groups(mine, timeout)
 
 
-async def release_pool(run: str, timeout: float = 60.0) -> None:
-    """Remove the run's shared pool likewise."""
-    await remove_groups(lambda identity, entry: entry["name"] == pool_name(run), timeout)
+async def release_pool(run: str, timeout: float = 60.0, pool: str = POOL) -> None:
+    """Remove one pool of the run likewise."""
+    await remove_groups(lambda identity, entry: entry["name"] == pool_name(run, pool), timeout)
 
 
 async def remove_groups(chosen: Callable[[str, dict[str, Any]], bool], timeout: float) -> None:

@@ -42,11 +42,18 @@ async def temporal() -> AsyncIterator[Client]:
 
 @pytest.fixture
 def working(temporal: Client) -> Callable[..., AbstractAsyncContextManager[Client]]:
-    """``async with working(world) as client``: workers over the scripted world on all queues."""
+    """``async with working(world) as client``: workers over the scripted world on all queues.
+
+    With ``cached_workflows=0`` every workflow task is handled by a worker that knows nothing of the
+    workflow but its history, as if each had been killed after the one before.
+    """
 
     @asynccontextmanager
     async def work(
-        world: ScriptedWorld, interceptors: Sequence[Interceptor] = ()
+        world: ScriptedWorld,
+        interceptors: Sequence[Interceptor] = (),
+        *,
+        cached_workflows: int = 1000,
     ) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
             for queue in QUEUES:
@@ -56,6 +63,7 @@ def working(temporal: Client) -> Callable[..., AbstractAsyncContextManager[Clien
                     workflows=WORKFLOWS if queue == "relax" else [],
                     activities=world.activities(),
                     workflow_runner=workflow_runner(),
+                    max_cached_workflows=cached_workflows,
                     workflow_failure_exception_types=FAILS_WORKFLOW,
                     interceptors=interceptors,
                     sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),

@@ -60,14 +60,23 @@ class ScriptedEngines:
         self.violations: list[str] = []
         self.log: list[tuple[str, str]] = []
         self.launches: list[tuple[str, int]] = []
+        self.stops: list[tuple[str, int]] = []
+        self.routes_checked = False
+        """Whether a push may name only engines that answer: where none dies by itself."""
 
     def of(self, role: str) -> list[Engine]:
         return [engine for (r, _), engine in self.engines.items() if r == role]
 
-    def holds(self, role: str) -> bool:
+    def holds(self, role: str, holders: Iterable[str] | None = None) -> bool:
+        """Whether one of the named holders does; None: any of the role's."""
         if role == "trainer":
             return self.trainer_holds
-        return any(engine.holds for engine in self.of(role))
+        named = None if holders is None else {int(each.rpartition("-")[2]) for each in holders}
+        return any(
+            engine.holds
+            for (r, k), engine in self.engines.items()
+            if r == role and (named is None or k in named)
+        )
 
     def take(self, role: str) -> None:
         others = {r for (r, _), engine in self.engines.items() if engine.holds and r != role}
@@ -88,6 +97,15 @@ class ScriptedEngines:
         for engine in self.engines.values():
             if engine.holds:
                 engine.state, engine.hides = ReplicaState.DEAD, False
+
+    def check_routes(self, urls: Iterable[str]) -> None:
+        """Whoever gets an address calls it: its engine answers, and with its siblings' weights."""
+        if self.routes_checked:
+            known = {_url(k, engine): engine for (_, k), engine in self.engines.items()}
+            routed = {url: known.get(url) for url in urls}
+            wrong = [u for u, e in routed.items() if e is None or e.state is not ReplicaState.READY]
+            if wrong or len({e.weights for e in routed.values() if e is not None}) > 1:
+                self.violations.append(f"routed too early or too long: {wrong or routed}")
 
     # --- operations
 
@@ -119,6 +137,13 @@ class ScriptedEngines:
             self.launch_one(op.group.role, replica, engine)
         return self.report(op.group, op.targets)
 
+    def fail(self, op: EngineOperation, why: str, *, hides: bool = False) -> GroupReport:
+        """It looked well, and then it died."""
+        for engine, _ in self._asked(op):
+            engine.die(why)
+            engine.hides = hides
+        return self.report(op.group, op.targets)
+
     def launch_one(self, role: str, replica: int, engine: Engine) -> None:
         self.launches.append((role, replica))
         engine.incarnation += 1
@@ -142,8 +167,9 @@ class ScriptedEngines:
         return self.report(op.group, op.targets)
 
     def stop(self, op: EngineOperation) -> GroupReport:
-        for engine, _ in self._asked(op):
+        for engine, replica in self._asked(op):
             engine.fence.admit(op.fence)
+            self.stops.append((op.group.role, replica))
             if engine.hides:
                 engine.die("Unconfirmed: process 7 (python) hides its environment")
             else:
@@ -174,7 +200,7 @@ class ScriptedEngines:
             await asyncio.sleep(0.05)
 
     def report(self, group: EngineGroupSpec, replicas: Iterable[int] | None = None) -> GroupReport:
-        asked = range(group.replicas) if replicas is None else replicas
+        asked = group.numbers if replicas is None else replicas
         reports = tuple(self._report(group, replica) for replica in asked)
         released = all(r.state in (ReplicaState.SLEEPING, ReplicaState.DEAD) for r in reports)
         return GroupReport(replicas=reports, evidence=STAGED if released else None)
@@ -185,7 +211,7 @@ class ScriptedEngines:
             replica=replica,
             engine_id=group.engine_id(replica),
             state=engine.state,
-            base_url=f"http://127.0.0.1:{9000 + 10 * engine.incarnation + replica}",
+            base_url=_url(replica, engine),
             incarnation=f"{group.role}-{replica}-{engine.incarnation}",
             weight_version=engine.weights,
             weights_digest=f"d{engine.weights}",
@@ -195,3 +221,7 @@ class ScriptedEngines:
 
     def _asked(self, op: EngineOperation) -> list[tuple[Engine, int]]:
         return [(self.engines[op.group.role, replica], replica) for replica in op.targets]
+
+
+def _url(replica: int, engine: Engine) -> str:
+    return f"http://127.0.0.1:{9000 + 1000 * engine.incarnation + replica}"

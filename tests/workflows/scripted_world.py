@@ -39,13 +39,27 @@ from relax_infer.contracts.run import (
     ResolveRequest,
     RunPlan,
 )
+from relax_infer.contracts.scale import (
+    DrainAnswer,
+    DrainAsk,
+    PlacementAnswer,
+    PlacementAsk,
+    ScaleFailure,
+)
 from relax_infer.contracts.training import (
     TrainerOperation,
     TrainerSpec,
     TrainRequest,
     TrainResult,
 )
+from relax_infer.machines import ReplicaState
 from tests.workflows.scripted_engines import STAGED, ScriptedEngines
+from tests.workflows.scripted_pools import ScriptedPools
+
+LAUNCH_FAULTS = {
+    "die": "Transient: it did not answer within 300 s",
+    "exit": "Permanent: its server exited with code 1",
+}
 
 
 def plan(run: str, **changes: Any) -> RunPlan:
@@ -118,6 +132,7 @@ class ScriptedWorld:
         self.faults: dict[str, list[str]] = defaultdict(list)
         self.calls: Counter[str] = Counter()
         self.engines = ScriptedEngines(plan_changes.get("apart", ()))
+        self.pools = ScriptedPools(self.engines.violations)
         self.trainer_fence = FenceMemory()
         self.violations = self.engines.violations
         self.log = self.engines.log
@@ -207,6 +222,33 @@ class ScriptedWorld:
         return run
 
     @activity.defn
+    async def bind_added_replica(self, ask: PlacementAsk) -> PlacementAnswer:
+        fault = await self._fault("bind_added_replica")
+        if fault == "hold":
+            await self._hold()
+        if fault == "late":
+            failure = ScaleFailure.PROVISION_TIMEOUT
+            return PlacementAnswer(failure=failure, why="Ray could not place it in time")
+        placement = self.pools.bind(ask)
+        self._after(fault, "bind_added_replica")
+        return PlacementAnswer(placement=placement)
+
+    @activity.defn
+    async def release_added_replica(self, ask: PlacementAsk) -> PlacementAnswer:
+        fault = await self._fault("release_added_replica")
+        self.pools.release(ask, self.engines)
+        self._after(fault, "release_added_replica")
+        return PlacementAnswer()
+
+    @activity.defn
+    async def drain_engine(self, ask: DrainAsk) -> DrainAnswer:
+        fault = await self._fault("drain_engine")
+        if fault == "hold":
+            await self._hold()
+        self.log.append((ask.group.role, f"drain {ask.replica}"))
+        return DrainAnswer(left=2 if fault == "busy" else 0)
+
+    @activity.defn
     async def ensure_front(self, run: RunRef) -> FrontAddress:
         await self._fault("ensure_front")
         return self.front
@@ -215,6 +257,7 @@ class ScriptedWorld:
     async def push_registry(self, push: b.RegistryPush) -> FrontAddress:
         await self._fault("push_registry")
         self.pushes.append(push)
+        self.engines.check_routes(push.router_workers or ())
         if len(self.pushes) == self.moves_front_at_push:
             moved = {"router_url": "http://127.0.0.1:3"}
             self.front = self.front.model_copy(update=moved)
@@ -228,14 +271,23 @@ class ScriptedWorld:
     @activity.defn
     async def launch_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("launch_engines")
+        if fault == "hold":
+            await self._hold()
         report = self.engines.launch(operation)
+        if fault in LAUNCH_FAULTS:
+            report = self.engines.fail(operation, LAUNCH_FAULTS[fault])
         self._after(fault, "launch_engines")
         return report
 
     @activity.defn
     async def load_engine_weights(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("load_engine_weights")
+        if fault == "hold":
+            await self._hold()
         report = self.engines.onload(operation, opens=False)
+        if fault in ("die", "die_hidden"):
+            hides = fault == "die_hidden"
+            report = self.engines.fail(operation, "died while it loaded", hides=hides)
         self._after(fault, "load_engine_weights")
         return report
 
@@ -243,12 +295,18 @@ class ScriptedWorld:
     async def onload_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("onload_engines")
         report = self.engines.onload(operation, dies=fault == "die")
+        if fault == "other_weights":
+            others = {"weights_digest": "other"}
+            told = tuple(r.model_copy(update=others) for r in report.replicas)
+            report = report.model_copy(update={"replicas": told})
         self._after(fault, "onload_engines")
         return report
 
     @activity.defn
     async def offload_engines(self, operation: EngineOperation) -> GroupReport:
         fault = await self._fault("offload_engines")
+        if fault == "hold":
+            await self._hold()
         report = self.engines.offload(operation, wedged=fault == "wedge")
         self._after(fault, "offload_engines")
         return report
@@ -277,7 +335,7 @@ class ScriptedWorld:
 
     async def _confirm(self, name: str, check: OffloadCheck) -> OffloadConfirmation:
         await self._fault(name)
-        if self.engines.holds(check.role):
+        if self.engines.holds(check.role, check.holders):
             self.violations.append(f"{name}: {check.role} is still resident")
         return OffloadConfirmation(
             role=check.role, holders=len(check.holders), proof=("simulated",)
@@ -319,7 +377,7 @@ class ScriptedWorld:
     @activity.defn
     async def generate_groups(self, request: b.PhaseRequest) -> b.PhaseResult:
         self.generated[request.step] = request.weight_version
-        up = [e for e in self.engines.of("rollout") if e.holds]
+        up = [e for e in self.engines.of("rollout") if e.state is ReplicaState.READY]
         if {e.weights for e in up} != {request.weight_version}:
             self.violations.append("generation with other weights than asked")
         return await self._phase("generate_groups", "rollout")

@@ -1,0 +1,86 @@
+"""``relax-infer scale``: more and fewer replicas of a role while its run goes on."""
+
+import asyncio
+import json
+import uuid
+from typing import Annotated
+
+import typer
+
+from relax_infer.cli._completion import complete_role
+from relax_infer.cli._errors import CommandError
+from relax_infer.cli._examples import epilog
+from relax_infer.cli._options import HOME, Home, Json, Run, app
+
+ROLES = ("rollout", "genrm", "teacher")
+
+
+@app.command(epilog=epilog("scale"))
+def scale(
+    run: Run,
+    role: Annotated[
+        str,
+        typer.Argument(
+            help="rollout, genrm or teacher.", metavar="ROLE", autocompletion=complete_role
+        ),
+    ],
+    replicas: Annotated[
+        int | None,
+        typer.Argument(
+            min=0, metavar="N", help="Replicas that there shall be, the first ones included."
+        ),
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(help="Remove the added replica with this address instead; repeatable."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model, where the role has several.")] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Do not wait for requests that a leaving replica admitted."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
+    id: Annotated[
+        str | None,
+        typer.Option(help="Id of the operation; the same id again tells how it stands."),
+    ] = None,
+    as_json: Json = False,
+    home: Home = HOME,
+) -> None:
+    """Give a role more or fewer replicas while its run goes on.
+
+    Only for a role that has its GPUs for itself. Exit code 1 if not all of it was reached.
+    """
+    from relax_infer.cli._scaling import ask_role, exit_code, told
+    from relax_infer.contracts.scale import ScaleRequest
+
+    if role not in ROLES:
+        raise CommandError(f"{role} has no replicas", cure=f"Roles: {', '.join(ROLES)}.")
+    if (replicas is None) == (not url):
+        raise CommandError(
+            "Say how many replicas there shall be, or whose address is to go",
+            cure=f"`relax-infer scale {run} {role} 3`, or --url http://HOST:PORT.",
+        )
+    try:
+        request = ScaleRequest(
+            operation_id=id or uuid.uuid4().hex[:12],
+            model=model,
+            direction="in" if url else None,
+            num_replicas=replicas,
+            engine_urls=tuple(url or ()),
+            force=force,
+            dry_run=dry_run,
+            wait=wait or dry_run,
+        )
+    except ValueError as error:
+        raise CommandError(
+            f"--id {id} is no id of an operation", cure="Letters, digits, - and _; at most 64."
+        ) from error
+    status = asyncio.run(ask_role(home, run, role, request))
+    typer.echo(
+        json.dumps(status.model_dump(mode="json"), indent=2) if as_json else "\n".join(told(status))
+    )
+    raise typer.Exit(exit_code(status))

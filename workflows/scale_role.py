@@ -1,0 +1,84 @@
+"""ScaleRole: one operation that gives a model more or fewer replicas."""
+
+from temporalio import workflow
+from temporalio.exceptions import FailureError
+
+from relax_infer.contracts.mailbox import Answer
+from relax_infer.contracts.scale import Members, ScaleInput, ScaleStatus
+from relax_infer.machines import SCALE, ScaleEvent
+from workflows._failures import text_of
+from workflows._mailbox import Mailbox
+from workflows._scale_in import ScaleIn
+from workflows._scale_out import ScaleOut
+from workflows._scale_plan import plan_scale, planned_rows
+from workflows._scale_work import ScaleWork
+
+_E = ScaleEvent
+
+
+@workflow.defn(name="ScaleRole")
+class ScaleRole:
+    """Started by its role, one at a time for each model. What it has in hand is in the engine
+    group's book at every moment, so that what it leaves undone can be finished by another."""
+
+    @workflow.init
+    def __init__(self, start: ScaleInput) -> None:
+        self._mail = Mailbox()
+        self._work = ScaleWork(start, self._mail)
+
+    @workflow.signal
+    def answer(self, answer: Answer) -> None:
+        self._mail.deliver(answer)
+
+    @workflow.signal
+    def wind_down(self, why: str) -> None:
+        """Its role is going down: nothing new is made, and what was begun is ended, with proof."""
+        self._work.ending = why
+
+    @workflow.update
+    async def cancel(self) -> ScaleStatus:
+        """Call it off; legal until the first engine is launched. Answers when it has ended."""
+        self._work.called_off = True
+        await workflow.wait_condition(lambda: self._work.state in SCALE.terminal)
+        return self._work.status(ended=True)
+
+    @cancel.validator
+    def _check_cancel(self) -> None:
+        state = self._work.state
+        if not SCALE.allows(state, _E.CANCEL_ASKED):
+            raise ValueError(f"the operation is {state}: it can be cancelled until it is CREATING")
+
+    @workflow.query
+    def status(self) -> ScaleStatus:
+        return self._work.status()
+
+    @workflow.run
+    async def run(self, start: ScaleInput) -> ScaleStatus:
+        work = self._work
+        work.show()
+        members = await work.ask_group("members")
+        work.calls["before"] = len(members.spec.numbers)
+        await self._carry_out(members)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        try:
+            members = await work.ask_group("members")
+        except FailureError as error:
+            workflow.logger.warning("the group does not say how it is now: %s", text_of(error))
+        work.show()
+        return work.status(ended=True, after=len(members.spec.numbers))
+
+    async def _carry_out(self, members: Members) -> None:
+        work = self._work
+        plan = plan_scale(work.request, members)
+        work.calls.update(direction=plan.direction, why=plan.why)
+        work.rows = planned_rows(plan, members)
+        if plan.event in (_E.REFUSED, _E.TARGET_MET):
+            await work.move(plan.event)
+        elif work.request.dry_run:
+            await work.tell()
+        elif work.called_off:
+            await work.move(_E.CANCEL_ASKED)
+        elif plan.event is _E.OUT_STARTED:
+            await ScaleOut(work, members).run(plan.create)
+        else:
+            await ScaleIn(work, members).run(plan.remove, plan.unknown_urls)
