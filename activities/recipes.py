@@ -11,7 +11,7 @@ from activities._progress import teller
 from activities._run_files import store_of
 from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
-from relax_infer.config.recipe import GenRM, Teacher
+from relax_infer.config.scoring import GenRM, Teacher
 from relax_infer.contracts.alarms import LogProbBound
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role

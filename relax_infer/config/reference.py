@@ -12,11 +12,12 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from relax_infer.config.recipe import Recipe, Section
+from relax_infer.config.placed import Section
+from relax_infer.config.recipe import Recipe
 
 _HEAD = """# Recipe
 
-Made from `relax_infer/config/recipe.py` by `make reference`; do not edit.
+Made from the models in `relax_infer/config` by `make reference`; do not edit.
 A recipe is YAML. Unknown fields are refused; every error names file, field and value.
 `--set section.field=value` overrides one field, `--set section=null` removes a section that may be
 absent; `relax-infer config schema` is the same for editors ([command line](cli.md#recipes)).

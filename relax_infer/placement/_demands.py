@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from relax_infer.config import Recipe
 from relax_infer.config.placed import Engine, Scalar, ServerGroup
-from relax_infer.config.recipe import GenRM, Teacher
+from relax_infer.config.scoring import GenRM, Teacher
 from relax_infer.contracts.engines import Role
 from relax_infer.placement.placed import POOL, Mode, TrainingPlacement, TrainingRole, WorkerType
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from relax_infer.config.recipe import Combine
+from relax_infer.config.scoring import Combine
 
 
 def combine(scores: Mapping[str, float | None], rule: Combine) -> float | None:

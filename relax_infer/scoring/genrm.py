@@ -16,7 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from relax_infer.config.recipe import GenRM, Recipe
+from relax_infer.config.recipe import Recipe
+from relax_infer.config.scoring import GenRM
 from relax_infer.contracts.batch import PhaseResult
 from relax_infer.contracts.failures import PermanentError, TransientError
 from relax_infer.contracts.refs import StagedRef

@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from relax_infer.config.recipe import JUDGE_PLACES, GenRM
+from relax_infer.config.scoring import JUDGE_PLACES, GenRM
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.samples.sample import Sample
 

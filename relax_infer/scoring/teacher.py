@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from relax_infer.config.recipe import Distillation, Recipe, Teacher
+from relax_infer.config.recipe import Recipe
+from relax_infer.config.scoring import Distillation, Teacher
 from relax_infer.contracts.batch import PhaseResult
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import StagedRef

@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any
 
-from relax_infer.config.recipe import Verdict
+from relax_infer.config.scoring import Verdict
 from relax_infer.samples.tasks import UnparsableVerdict
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from relax_infer.config import load_recipe, require_runnable
 from relax_infer.config.reference import anchor
 from relax_infer.contracts.run import RunInput
 from relax_infer.discovery import RoleSnapshot
+from relax_infer.placement import plan_inference_placement
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,3 +48,12 @@ def test_every_field_that_starts_a_run_is_on_the_page():
     section = (ROOT / "docs" / "python.md").read_text().partition("## What starts a run")[2]
     told = re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
     assert told == list(RunInput.model_fields)
+
+
+def test_the_recipe_of_the_readme_can_be_run():
+    (text,) = re.findall(
+        r"```yaml\n(# mine.yaml\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    recipe = load_recipe(yaml.safe_load(text))
+    require_runnable(recipe)
+    assert plan_inference_placement(recipe).total_required_gpus == 8

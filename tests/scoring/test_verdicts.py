@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from relax_infer.config import RecipeError, load_recipe
-from relax_infer.config.recipe import Combine, Verdict
+from relax_infer.config.scoring import Combine, Verdict
 from relax_infer.samples import UnparsableVerdict
 from relax_infer.scoring.combining import combine
 from relax_infer.scoring.verdicts import read_verdict
