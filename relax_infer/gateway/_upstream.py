@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 _ABORT_TIMEOUT = 5.0
 _GET_TIMEOUT = 5.0
+_LINES = 4
+"""Of a head without the caller's headers: request, host, length, and the empty one."""
 _FAILURES = (Broken, OSError, ValueError)
 
 
@@ -103,11 +105,16 @@ class Upstream:
     ) -> Response:
         """Raises Broken, OSError, ValueError."""
         target = self._targets.get((base_url, path)) or self._parse(base_url, path)
-        lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
-        head = b"%b %bcontent-length: %d\r\n%b\r\n" % (method, target.head, len(body), lines)
+        lines = [b"%b: %b\r\n" % pair for pair in headers]
+        head = b"%b %bcontent-length: %d\r\n%b\r\n" % (
+            method,
+            target.head,
+            len(body),
+            b"".join(lines),
+        )
         # Servers let no such header through to us; this is the last place to see one.
-        ends = head.count(b"\n")
-        if b"\0" in head or head.count(b"\r") != ends or head.count(b"\r\n") != ends:
+        ends = len(lines) + _LINES
+        if not ends == head.count(b"\n") == head.count(b"\r") or b"\0" in head:
             raise ValueError("a header has a character that no header may have")
         return await self._pool.send(target.origin, head, body)
 

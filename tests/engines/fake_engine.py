@@ -94,11 +94,19 @@ class FakeEngine:
         await send({"type": "http.response.body", "body": json.dumps(document).encode()})
 
 
+class WillingEngine(FakeEngine):
+    """Does at once whatever it is asked, as an engine without a fence would."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append((scope.get("method", scope["type"]), scope["path"]))
+        await self._reply(send, 200, {"path": scope["path"]})
+
+
 class FencedFake:
     """A fake engine behind a real fence on two real sockets."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = FakeEngine()
+    def __init__(self, folder: Path, engine: FakeEngine | None = None) -> None:
+        self.engine = engine or FakeEngine()
         self.log_path = folder / "requests.jsonl"
         self.fence = Fence(self.engine, self.engine, RequestLog(self.log_path), TOKEN)
         self.url = ""
@@ -119,9 +127,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def fenced_fake(folder: Path) -> AsyncIterator[tuple[FencedFake, aiohttp.ClientSession]]:
+async def fenced_fake(
+    folder: Path, engine: FakeEngine | None = None
+) -> AsyncIterator[tuple[FencedFake, aiohttp.ClientSession]]:
     """The fence open under :data:`TOKEN`, and a client."""
-    fake = FencedFake(folder)
+    fake = FencedFake(folder, engine)
     public = socket.socket()
     public.bind(("127.0.0.1", 0))
     fake.url = f"http://127.0.0.1:{public.getsockname()[1]}"

@@ -20,10 +20,13 @@ from relax_infer.engines import expected_digest, host_processes, read_request_lo
 from relax_infer.engines.actor import EngineActor, ReplicaOutcome
 from relax_infer.engines.canary import compare_canaries
 from relax_infer.engines.control import EngineControl
+from relax_infer.engines.fence import GATED, METADATA, UNGATED
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.release import find_processes
 from relax_infer.machines import ReplicaState
 from tests.engines.checkpoints import group_spec, make_checkpoint
+from tests.engines.sglang_routes import listed_routes
+from tests.engines.walking import Walker, spelled
 
 pytestmark = [
     pytest.mark.real,
@@ -148,6 +151,36 @@ async def test_its_public_port_has_no_control_of_it(engine):
             }
         async with client.get(f"{url}/v1/models") as response:
             assert response.status == 200
+
+
+async def test_no_route_of_the_running_server_but_the_allowlist_is_reached_from_outside(engine):
+    """The server's own list, which only its socket tells, against the port that callers have."""
+    url = await engine.ready(0)
+    where = await engine.actor.describe()
+    connector = aiohttp.UnixConnector(path=where.socket or "")
+    async with (
+        aiohttp.ClientSession(connector=connector) as client,
+        client.get("http://engine/openapi.json") as answer,
+    ):
+        named = {
+            (method.upper(), path)
+            for path, operations in (await answer.json())["paths"].items()
+            for method in operations
+        }
+    assert {path for _, path in named} <= {route.path for route in listed_routes()}
+    assert ("POST", "/update_weights_from_disk") in named
+    open_to_all = {(method, path) for method, path in UNGATED} | {("GET", p) for p in METADATA}
+    open_to_all |= {("POST", path) for path in GATED}
+    open_to_all |= {("GET", "/health"), ("GET", "/health_generate")}
+    before = await engine.actor.read_weights()
+    async with Walker(int(url.rpartition(":")[2])) as walker:
+        for method, path in sorted(named - open_to_all):
+            assert (path, await walker.ask(method, path)) == (path, 404)
+            assert (path, await walker.ask(method, f"/{path}")) == (path, 404)
+        for spelling in spelled("/release_memory_occupation"):
+            assert await walker.ask("POST", spelling) in (400, 404)
+    assert await engine.actor.read_weights() == before
+    assert (await generate(url, "after"))[0] == 200
 
 
 async def test_a_stream_is_whole_and_leaves_nothing_in_flight(engine):

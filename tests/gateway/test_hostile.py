@@ -181,6 +181,24 @@ async def test_a_body_that_does_not_come_is_408(upstream: Engine) -> None:
         assert (await ask("POST", f"{front.url}/genrm/generate", GOOD)).status == 200
 
 
+async def test_a_body_that_trickles_in_has_no_more_time_than_one_that_does_not_come(
+    upstream: Engine,
+) -> None:
+    async with gateway(body_timeout=0.4) as front:
+        front.publish("genrm", upstream.url)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"POST /genrm/generate HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n\r\n")
+        answer = asyncio.create_task(reader.read())
+        sent = 0
+        while not answer.done():
+            writer.write(b" ")
+            sent += 1
+            await asyncio.sleep(0.02)
+        assert (status_of(await answer), sent < 9999) == (408, True)
+        writer.close()
+        assert upstream.posts == []
+
+
 async def test_a_head_that_does_not_end_is_408_whether_or_not_it_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -301,6 +301,37 @@ async def test_a_server_that_cannot_send_on_closes_the_backend_once(fails_at: st
         await app({"type": "lifespan"}, shutdown, ignore)
 
 
+async def test_under_a_server_that_has_no_hook_a_caller_that_leaves_is_noticed_all_the_same() -> (
+    None
+):
+    from relax_infer.gateway import RegistryIntake, create_gateway_app
+    from tests.gateway.fakes import registry
+
+    intake = RegistryIntake()
+    app = create_gateway_app(intake)
+    asked = asyncio.Event()
+    body = json.dumps(PLAIN).encode()
+    events = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, object]:
+        if events:
+            return events.pop()
+        await asked.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(event: dict[str, object]) -> None:
+        raise AssertionError(event)
+
+    async with wire(Say(None)) as upstream:
+        intake.offer("teacher", 1, registry("teacher", upstream.url))
+        scope = {"type": "http", "method": "POST", "path": "/teacher/generate", "headers": []}
+        asking = asyncio.create_task(app(scope, receive, send))
+        await until(lambda: len(upstream.requests) == 1)
+        asked.set()
+        await asking
+        await until(lambda: upstream.closed == 1 and upstream.aborts == ["r"])
+
+
 @pytest.mark.parametrize("payload", [PLAIN, STREAM])
 async def test_an_answer_that_ended_normally_closes_nothing_and_its_connection_is_used_again(
     payload: dict[str, object],

@@ -1,0 +1,50 @@
+"""Every route of the installed SGLang server, read from its source: an import takes half a minute.
+
+The real walk in ``test_real_engine.py`` holds this list against what a running server names.
+"""
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+_VERBS = {"get", "head", "post", "put", "patch", "delete", "options", "trace"}
+_ADDERS = {"api_route", "route", "add_api_route", "add_route", "websocket", "websocket_route"}
+
+
+class Listed(NamedTuple):
+    path: str
+    methods: tuple[str, ...]
+    """Empty for a websocket."""
+
+
+def listed_routes() -> list[Listed]:
+    """Of every file of ``sglang.srt`` that puts a route on an app or a router."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    package = Path(spec.submodule_search_locations[0]) / "srt" / "entrypoints"
+    found: dict[str, set[str]] = {}
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                _add(node, node.func.attr, found)
+    return [Listed(path, tuple(sorted(methods))) for path, methods in sorted(found.items())]
+
+
+def _add(call: ast.Call, name: str, found: dict[str, set[str]]) -> None:
+    if name not in _VERBS | _ADDERS or not call.args:
+        return
+    path = call.args[0]
+    if not (isinstance(path, ast.Constant) and isinstance(path.value, str)):
+        return
+    if not path.value.startswith("/"):
+        return
+    methods = found.setdefault(path.value, set())
+    if name in _VERBS:
+        methods.add(name.upper())
+    for keyword in call.keywords:
+        if keyword.arg == "methods" and isinstance(keyword.value, ast.List):
+            for item in keyword.value.elts:
+                assert isinstance(item, ast.Constant)
+                methods.add(str(item.value))
