@@ -28,7 +28,6 @@ def from_temporal(_logger: Any, _method: str, event: Any) -> Any:
         if key == "temporal_activity":
             event.setdefault("activity", told["activity_type"])
             event.setdefault("attempt", told["attempt"])
-        else:
-            for field, value in subject_of_workflow(told["workflow_id"]).items():
-                event.setdefault(field, value)
+        for field, value in subject_of_workflow(told["workflow_id"]).items():
+            event.setdefault(field, value)
     return event

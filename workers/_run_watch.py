@@ -17,7 +17,7 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowExecution, WorkflowQueryFailedError
 from temporalio.common import SearchAttributeKey
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from relax_infer.contracts.engines import GroupSnapshot
 from relax_infer.contracts.lease import LeaseStatus
@@ -77,9 +77,9 @@ class RunWatch:
         status = await self._ask(run, "status", RunStatus)
         lease, groups = None, list[GroupSnapshot]()
         if status.lease is not None:
-            lease = await self._ask(status.lease, "state", LeaseStatus)
+            lease = await self._ask_if_begun(status.lease, "state", LeaseStatus)
         for role in status.roles.values():
-            groups += await self._ask(role, "replicas", list[GroupSnapshot])
+            groups += await self._ask_if_begun(role, "replicas", list[GroupSnapshot]) or ()
         steps, recoveries = await self._children(run)
         return Seen(
             at=time.time(),
@@ -94,6 +94,15 @@ class RunWatch:
     async def _ask(self, workflow: str, query: str, gives: Any) -> Any:
         handle = self._client.get_workflow_handle(workflow)
         return await handle.query(query, result_type=gives, rpc_timeout=_QUERY)
+
+    async def _ask_if_begun(self, workflow: str, query: str, gives: Any) -> Any:
+        """None while the run has not begun it, or has ended it already."""
+        try:
+            return await self._ask(workflow, query, gives)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise
 
     async def _children(
         self, run: str

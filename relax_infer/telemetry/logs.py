@@ -103,7 +103,8 @@ def as_text(_logger: Any, _method: str, event: EventDict) -> str:
     at, level = str(told.pop("time", "")), str(told.pop("level", "info"))
     words, trace = told.pop("event", ""), told.pop("exception", None)
     told.pop("logger", None)
-    rest = " ".join(f"{key}={value}" for key, value in told.items() if value is not None)
+    shown = {k: v for k, v in told.items() if v is not None and not k.startswith("_")}
+    rest = " ".join(f"{key}={value}" for key, value in shown.items())
     line = f"{at} {level.upper():7} {words}{f'  {rest}' if rest else ''}"
     return f"{line}\n{trace}" if trace else line
 

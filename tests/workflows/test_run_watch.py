@@ -30,6 +30,7 @@ async def test_a_look_tells_state_lease_and_replicas_of_every_open_run_and_of_no
 ):
     monkeypatch.setenv("RELAX_HOME", str(tmp_path))
     world, metrics = ScriptedWorld(), RunMetrics()
+    world.faults["resolve_recipe"] = ["hold"]
     async with working(world) as client:
         run = f"run-{uuid.uuid4().hex[:8]}"
         handle = await client.start_workflow(
@@ -54,6 +55,10 @@ async def test_a_look_tells_state_lease_and_replicas_of_every_open_run_and_of_no
             await watch.look()
             return words in text(metrics)
 
+        # Before its lease and roles are there a run is told all the same.
+        await until(lambda: told(f'relax_run_state{{run="{run}",state="STARTING"}} 1.0'))
+        assert "relax_lease_state" not in text(metrics)
+        world.go_on.set()
         await until(running)
         await handle.execute_update("pause")
         await until(paused)
