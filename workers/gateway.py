@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.envconfig import ClientConfig
 
+from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
+from relax_infer.gateway._asgi import App
+from relax_infer.gateway.operator import ScaleRefused, with_operator_routes
 from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_gateway
 from relax_infer.telemetry import configure_logs
 from relax_infer.telemetry.traces import configure_traces, end_traces
 from workers._converter import data_converter
 
+OPERATOR_TOKEN = "RELAX_OPERATOR_TOKEN"
 _QUERY_TIMEOUT = timedelta(seconds=5)
+_UPDATE_TIMEOUT = timedelta(seconds=60)
 
 
 class RoleWorkflows:
@@ -37,6 +42,32 @@ class RoleWorkflows:
         client = await self._connected()
         handle = client.get_workflow_handle(f"{self._run}.{role}")
         return await handle.query("registry", rpc_timeout=_QUERY_TIMEOUT)
+
+    async def scale(self, role: Role, request: ScaleRequest) -> ScaleStatus:
+        """Have the role take it in; raises ScaleRefused, or whatever Temporal raises."""
+        client = await self._connected()
+        handle = client.get_workflow_handle(f"{self._run}.{role}")
+        body = request.model_dump(mode="json")
+        try:
+            told = await handle.execute_update("scale", body, rpc_timeout=_UPDATE_TIMEOUT)
+        except WorkflowUpdateFailedError as error:
+            raise ScaleRefused(str(error.cause)) from error
+        return ScaleStatus.model_validate(told)
+
+    async def scaling(self, role: Role, operation_id: str) -> ScaleStatus | None:
+        """How an operation stands, if the role remembers it."""
+        client = await self._connected()
+        handle = client.get_workflow_handle(f"{self._run}.{role}")
+        every: list[Any] = await handle.query("scaling", rpc_timeout=_QUERY_TIMEOUT)
+        known = [each for each in every if each["operation_id"] == operation_id]
+        return ScaleStatus.model_validate(known[0]) if known else None
+
+    def operated(self, app: App) -> App:
+        """With the operator's routes, where the environment names a token."""
+        token = os.environ.get(OPERATOR_TOKEN, "")
+        if not token:
+            return app
+        return with_operator_routes(app, token=token, ask=self.scale, look=self.scaling)
 
     async def _connected(self) -> Client:
         async with self._connecting:
@@ -75,11 +106,13 @@ def main() -> None:
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
+    roles = RoleWorkflows(arguments.run)
     await serve_gateway(
         host=arguments.host,
         port=arguments.port,
         control_socket=arguments.control_socket,
-        pull=RoleWorkflows(arguments.run).pull,
+        pull=roles.pull,
+        wrap=roles.operated,
         options=GatewayOptions(
             roles=tuple(Role(role) for role in arguments.role or Role),
             timeout=arguments.request_timeout,

@@ -43,6 +43,7 @@ class GroupCore:
         weights = carried.get("weights")
         self._weights = WeightsRef.model_validate(weights) if weights else None
         self._recoveries = Recoveries(start.group, int(carried.get("recoveries", 0)))
+        self._told_so_far = int(carried.get("told", 0))
         self._turn = asyncio.Lock()
         """One operation at a time; a loss that is noticed is one."""
 
@@ -53,6 +54,7 @@ class GroupCore:
             "weights": self._weights.model_dump(mode="json") if self._weights else None,
             "in_use": self._book.in_use,
             "recoveries": self._recoveries.made,
+            "told": self._told_so_far,
         }
 
     @asynccontextmanager
@@ -68,7 +70,9 @@ class GroupCore:
         """The role learns what the group has become before it hears how the operation ended."""
         self._show()
         role = f"{self._start.run.run}.{self._book.spec.role}"
-        await workflow.get_external_workflow_handle(role).signal("group_changed", self._snapshot())
+        await workflow.get_external_workflow_handle(role).signal(
+            "group_changed", self._next_snapshot()
+        )
 
     def _admit(self, operation: RoleOperation) -> None:
         """The workflow's own fence: an operation of an earlier grant is refused here already."""
@@ -135,6 +139,11 @@ class GroupCore:
             state=self._book.state,
             why=self._recoveries.blocked(),
         )
+
+    def _next_snapshot(self) -> GroupSnapshot:
+        """For the role, which keeps the newest; not for queries, which change nothing."""
+        self._told_so_far += 1
+        return self._snapshot().model_copy(update={"number": self._told_so_far})
 
     def _snapshot(self) -> GroupSnapshot:
         return self._book.snapshot().model_copy(update={"stuck": self._recoveries.blocked()})

@@ -184,6 +184,7 @@ class GroupScaling(GroupProving):
             replicas=tuple(book.replicas[k] for k in sorted(book.replicas)),
             urls=book.outsiders.urls,
             outsiders=book.outsiders.all,
+            snapshot=self._next_snapshot(),
             failure=failure,
             why=why,
         )

@@ -33,7 +33,7 @@ class ScaleWork:
         self.start, self.request, self._mail = start, start.request, mail
         self.state: ScaleState = SCALE.initial
         self.rows: list[ScaleReplica] = []
-        self.calls: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         """Fields of the status beside state and rows."""
         self.called_off = False
         """A person cancelled it while that was legal."""
@@ -53,7 +53,7 @@ class ScaleWork:
             target=self.request.num_replicas,
             dry_run=self.request.dry_run,
             replicas=tuple(self.rows),
-            **{**self.calls, **more},
+            **{**self.facts, **more},
         )
 
     async def move(self, event: ScaleEvent) -> None:
@@ -80,7 +80,7 @@ class ScaleWork:
             )
             for row in self.rows
         ]
-        show_details(f"{doing} is **{self.state}**. {self.calls.get('why') or ''}".strip(), rows)
+        show_details(f"{doing} is **{self.state}**. {self.facts.get('why') or ''}".strip(), rows)
 
     def row(self, replica: int, **fields: Any) -> None:
         """Change the row of a replica, or add one."""

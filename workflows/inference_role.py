@@ -164,6 +164,8 @@ class InferenceRole:
         hears of a holder that cannot go on by itself.
         """
         known = self._groups[snapshot.model]
+        if snapshot.number < known.number:
+            return  # a later one overtook it
         self._groups[snapshot.model] = snapshot
         self._changed = True
         if self._doing:
@@ -335,7 +337,7 @@ class InferenceRole:
         )
 
     async def _ask_members(self, ask: MemberAsk, operation_id: str) -> Members:
-        return await self._mail.ask(
+        members = await self._mail.ask(
             self._group_id(ask.model),
             ask.method,
             ask,
@@ -343,6 +345,10 @@ class InferenceRole:
             operation_id=operation_id,
             timeout=ask.timeout + self._start.operation_timeout,
         )
+        told = members.snapshot
+        if told is not None and told.number > self._groups[ask.model].number:
+            self._groups[ask.model] = told
+        return members
 
     def _close_groups(self) -> None:
         """Show the role as draining before anything of it lets go."""

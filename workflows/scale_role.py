@@ -57,7 +57,7 @@ class ScaleRole:
         work = self._work
         work.show()
         members = await work.ask_group("members")
-        work.calls["before"] = len(members.spec.numbers)
+        work.facts["before"] = len(members.spec.numbers)
         await self._carry_out(members)
         await workflow.wait_condition(workflow.all_handlers_finished)
         try:
@@ -70,7 +70,7 @@ class ScaleRole:
     async def _carry_out(self, members: Members) -> None:
         work = self._work
         plan = plan_scale(work.request, members)
-        work.calls.update(direction=plan.direction, why=plan.why)
+        work.facts.update(direction=plan.direction, why=plan.why)
         work.rows = planned_rows(plan, members)
         if plan.event in (_E.REFUSED, _E.TARGET_MET):
             await work.move(plan.event)

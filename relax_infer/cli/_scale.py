@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from relax_infer.cli._completion import complete_role
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._examples import epilog
 from relax_infer.cli._options import HOME, Home, Json, Run, app
 
 ROLES = ("rollout", "genrm", "teacher")
+
+
+def complete_scaled(incomplete: str) -> list[str]:
+    """Roles that have replicas."""
+    return [role for role in ROLES if role.startswith(incomplete)]
 
 
 @app.command(epilog=epilog("scale"))
@@ -21,7 +25,7 @@ def scale(
     role: Annotated[
         str,
         typer.Argument(
-            help="rollout, genrm or teacher.", metavar="ROLE", autocompletion=complete_role
+            help="rollout, genrm or teacher.", metavar="ROLE", autocompletion=complete_scaled
         ),
     ],
     replicas: Annotated[

@@ -268,6 +268,8 @@ class GroupSnapshot(Message):
     """Replicas that nobody may call any more: they are being removed, or half of it was done."""
     stuck: str | None = None
     """What of it waits for proof or for a person."""
+    number: int = 0
+    """Rises with everything that the group tells: signals may overtake each other."""
 
 
 class OffloadCheck(Message):

@@ -6,7 +6,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from relax_infer.contracts.base import Message, StartInput
-from relax_infer.contracts.engines import AddedReplica, EngineGroupSpec, ReplicaReport
+from relax_infer.contracts.engines import (
+    AddedReplica,
+    EngineGroupSpec,
+    GroupSnapshot,
+    ReplicaReport,
+)
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.machines import GroupState, ScaleState
@@ -189,6 +194,8 @@ class Members(Message):
     outsiders: tuple[OutsiderRecord, ...] = ()
     reserved: tuple[int, ...] = ()
     """reserve: the numbers."""
+    snapshot: GroupSnapshot | None = None
+    """What the role is told besides; the answer may come before that."""
     failure: ScaleFailure | None = None
     """adopt, leave: why it was not done."""
     why: str | None = None

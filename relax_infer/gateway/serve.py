@@ -74,6 +74,7 @@ async def serve_gateway(
     control_socket: Path,
     pull: Pull | None = None,
     options: GatewayOptions | None = None,
+    wrap: Callable[[App], App] = lambda app: app,
 ) -> None:
     """Serve a run's roles until SIGTERM or SIGINT.
 
@@ -81,13 +82,14 @@ async def serve_gateway(
         control_socket: made anew with mode 0600, in a folder of mode 0700.
             One that is left behind by an ended gateway is replaced.
         pull: asked for each role that nobody has pushed.
+        wrap: puts further routes before the public ones.
 
     Raises:
         PermanentError: the port or the socket is in use, or a tokenizer cannot be read.
     """
     options = options or GatewayOptions()
     intake = RegistryIntake()
-    public_app = _public_app(intake, options)
+    public_app = wrap(_public_app(intake, options))
     _warn_if_open(host, options)
     servers = [make_server(public_app, options.tls), make_server(create_control_app(intake))]
     async with contextlib.AsyncExitStack() as stack:

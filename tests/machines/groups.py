@@ -9,11 +9,15 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from temporalio.exceptions import FailureError
 
+import workflows._group_core as core_module
+import workflows._group_mending as mending_module
+import workflows._group_proving as proving_module
 import workflows.engine_lifecycle as lifecycle_module
 from relax_infer.contracts.engines import EngineOperation, GroupReport
 from relax_infer.contracts.lease import LifecycleInput, RoleOperation
@@ -133,6 +137,8 @@ async def _gather(*works: Any) -> list[Any]:
     return results
 
 
+_MODULES = (core_module, mending_module, proving_module, lifecycle_module)
+"""Where the parts of EngineLifecycle are."""
 _OUTSIDE: dict[str, Any] = {
     "asyncio": SimpleNamespace(gather=_gather),
     "workflow": SimpleNamespace(uuid4=lambda: "u", logger=logging.getLogger("model")),
@@ -144,7 +150,7 @@ def _lifecycle(group: Group, replicas: int, now: tuple[Recovery, ...], *, locked
     life: Any = object.__new__(EngineLifecycle)
     spec = SPEC.model_copy(update={"replicas": replicas})
     life._start = LifecycleInput(run=RUN, group=spec)
-    life._id, life._weights, life._in_use = "group", None, group.in_use
+    life._id, life._weights = "group", None
     life._book = GroupBook.restore(
         spec,
         {
@@ -157,6 +163,7 @@ def _lifecycle(group: Group, replicas: int, now: tuple[Recovery, ...], *, locked
             "fence_ended": group.ended,
         },
     )
+    life._book.in_use = group.in_use
     life._recoveries = _Children(life._book, now, len(group.recoveries))
     life._turn, life._stopped = asyncio.Lock(), False
     if locked:
@@ -175,7 +182,7 @@ def _group(life: Any, *, over: bool) -> Group:
         token_of(book.fence.seen),
         book.fence.ended,
         tuple(sorted(book.given_up)),
-        life._in_use,
+        book.in_use,
         tuple(sorted(book.out_of_reach)),
         tuple(known[n] for n in sorted(children.at_work.values())) if over else tuple(known),
     )
@@ -229,15 +236,18 @@ def advance(work: Work, replicas: int, now: tuple[Recovery, ...], *, locked: boo
 
         return call
 
-    with replaced(
-        lifecycle_module,
+    outside = {
         **_OUTSIDE,
-        ONLOAD_ENGINES=calling("onload"),
-        OFFLOAD_ENGINES=calling("offload"),
-        STOP_ENGINES=calling("stop"),
-        FORGET_ENGINES=calling("forget"),
-        PROBE_ENGINES=calling("probe"),
-    ):
+        "ONLOAD_ENGINES": calling("onload"),
+        "OFFLOAD_ENGINES": calling("offload"),
+        "STOP_ENGINES": calling("stop"),
+        "FORGET_ENGINES": calling("forget"),
+        "PROBE_ENGINES": calling("probe"),
+    }
+    with ExitStack() as stack:
+        for module in _MODULES:
+            mine = {name: value for name, value in outside.items() if hasattr(module, name)}
+            stack.enter_context(replaced(module, **mine))
         try:
             result = run_now(_handler(life, work))
         except Paused as paused:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import relax_infer.engines.actor as actor_module
-import workflows.engine_lifecycle as lifecycle_module
+import workflows._group_proving as proving_module
 from relax_infer.contracts.failures import UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.engines.replica import EngineReplica
@@ -287,7 +287,7 @@ def _proved_by_one(seen: Any, fence: Any) -> GroupEvent | None:
     return next((proof for proof in proofs if proof is not None), None)
 
 
-_PROVED = lifecycle_module._proved
+_PROVED = proving_module._proved
 
 
 def _failed_counts_as_gone(seen: Any, fence: Any) -> GroupEvent | None:
@@ -346,7 +346,7 @@ async def _blocked_goes_on(self: Any) -> bool:
 
 
 async def _asleep_though_awake(self: Any) -> None:
-    self._in_use = False
+    self._book.in_use = False
     if not self._book.failed:
         self._book.move(GroupEvent.SLEEP_PROVED)
 
@@ -366,7 +366,7 @@ _FOLLOW = GroupBook.follow
 
 
 async def _sleeps_with_its_token(self: EngineLifecycle) -> None:
-    self._in_use = False
+    self._book.in_use = False
     if self._book.holding:
         await _PUT_TO_SLEEP(self)
     elif not self._book.failed:
@@ -408,9 +408,9 @@ ENGINE_GUARDS: dict[str, Mutate] = {
     "failed-does-not-hold": holds_too_little(REPLICA, R.FAILED),
     "blocked-group-does-not-hold": holds_too_little(GROUP, GROUP.states.BLOCKED),
     "one-replica-speaks-for-all": replaced(GroupBook, "settle_onload", _one_speaks_for_all),
-    "probe-under-any-token": replaced(lifecycle_module, "_proved", _proved_without_token),
-    "probe-of-one-proves-all": replaced(lifecycle_module, "_proved", _proved_by_one),
-    "probe-takes-failed-for-gone": replaced(lifecycle_module, "_proved", _failed_counts_as_gone),
+    "probe-under-any-token": replaced(proving_module, "_proved", _proved_without_token),
+    "probe-of-one-proves-all": replaced(proving_module, "_proved", _proved_by_one),
+    "probe-takes-failed-for-gone": replaced(proving_module, "_proved", _failed_counts_as_gone),
     "a-doubt-counts-as-sleep": replaced(EngineLifecycle, "_doubted", _doubt_says_asleep),
     "resolve-does-nothing": replaced(EngineLifecycle, "_take_word", _nothing),
     "lifecycle-takes-a-lower-token": ignored(EngineLifecycle, "_admit"),

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowUpdateStage
 
-from relax_infer.contracts.scale import ScaleFailure
+from relax_infer.contracts.scale import ScaleFailure, ScaleRequest
+from relax_infer.discovery import Role
+from relax_infer.gateway.operator import ScaleRefused
 from relax_infer.machines import ScaleState
 from tests.workflows.scaled_role import Working, scaled_role
 from tests.workflows.scripted_world import ScriptedWorld
+from workers.gateway import RoleWorkflows
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -254,3 +257,31 @@ async def test_a_role_that_goes_down_ends_what_is_being_made(working: Working):
         assert all("Rollout shutdown has started" in (r.why or "") for r in done.replicas)
     assert world.pools.there == {}
     assert not any(e.holds for e in world.engines.engines.values())
+
+
+async def test_a_gateway_asks_the_role_and_tells_a_conflict_from_a_refusal(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+):
+    """What the operator's routes stand on, with a client that knows nothing of our types."""
+    world = ScriptedWorld()
+    async with scaled_role(working, world) as role:
+        monkeypatch.setenv("TEMPORAL_ADDRESS", role.client.service_client.config.target_host)
+        gateway = RoleWorkflows(role.run.run)
+        assert await gateway.scaling(Role.ROLLOUT, "one") is None
+        world.faults["bind_added_replica"] = ["hold"]
+        begun = await gateway.scale(
+            Role.ROLLOUT, ScaleRequest(operation_id="one", direction="out", num_replicas=3)
+        )
+        assert not begun.ended
+        await world.held.wait()
+        with pytest.raises(ScaleRefused) as conflict:
+            await gateway.scale(Role.ROLLOUT, ScaleRequest(operation_id="two", num_replicas=4))
+        assert conflict.value.conflict
+        with pytest.raises(ScaleRefused, match="has no model other") as refused:
+            await gateway.scale(Role.ROLLOUT, ScaleRequest(operation_id="two", model="other"))
+        assert not refused.value.conflict
+        world.go_on.set()
+        assert (await role.scale("one", direction="out", num_replicas=3)).ended
+        known = await gateway.scaling(Role.ROLLOUT, "one")
+        assert known is not None
+        assert known.state is ScaleState.ACTIVE

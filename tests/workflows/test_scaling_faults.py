@@ -4,13 +4,18 @@ import random
 
 import pytest
 
+from relax_infer.contracts.run import ResolveRun
 from relax_infer.contracts.scale import ScaleRequest
 from relax_infer.machines import ReplicaState, RunState, ScaleState
 from tests.workflows.scaled_role import ScaledRole, Working, scaled_role
 from tests.workflows.scripted_world import ScriptedWorld, until
-from tests.workflows.test_training_run import nothing_was_broken, start
+from tests.workflows.test_training_run import blocked, nothing_was_broken, start, status
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ROLES = ("rollout", "genrm", "teacher", "trainer")
+APART = tuple((a, b) for k, a in enumerate(ROLES) for b in ROLES[k + 1 :])
+"""Nobody shares a GPU."""
 
 LOST_ANSWERS = [
     ("bind_added_replica", "lose_reply"),
@@ -51,7 +56,7 @@ async def test_a_worker_that_is_killed_after_every_decision_goes_on_where_it_was
         assert (await role.scale(num_replicas=2)).state is ScaleState.COMPLETED
         await role.holds_only(0, 1)
         await role.stop()
-    assert [k for _, k in world.engines.launches] == [0, 1, 2, 3]
+    assert sorted(k for _, k in world.engines.launches) == [0, 1, 2, 3]
     assert world.pools.there == {}
 
 
@@ -78,9 +83,7 @@ async def test_an_operation_that_somebody_ended_is_listed_and_finished_by_anothe
 
 async def test_a_run_with_added_replicas_ends_with_nothing_left(working: Working):
     """The step that generates goes on; the next weights reach every replica; the run ends them."""
-    roles = ("rollout", "genrm", "teacher", "trainer")
-    apart = tuple((a, b) for k, a in enumerate(roles) for b in roles[k + 1 :])
-    world = ScriptedWorld(apart=apart)
+    world = ScriptedWorld(apart=APART)
     world.faults["generate_groups"] = ["hold"]
     async with working(world) as client:
         run = await start(client, steps=2)
@@ -96,6 +99,33 @@ async def test_a_run_with_added_replicas_ends_with_nothing_left(working: Working
     assert world.pools.there == {}
     assert world.pools.removed == {"added-rollout-policy-2": 1, "added-rollout-policy-3": 1}
     nothing_was_broken(world)
+
+
+async def test_a_person_s_word_ends_what_was_left_on_a_node_that_burned(working: Working):
+    """It holds nobody up until the run ends; there nothing but a word is left."""
+    world = ScriptedWorld(apart=APART)
+    world.faults["generate_groups"] = ["hold"]
+    async with working(world) as client:
+        run = await start(client, steps=1)
+        await world.held.wait()
+        rollout = client.get_workflow_handle(f"{run.id}.rollout")
+        for number, replicas in enumerate((3, 2)):
+            asked = {"operation_id": f"op-{number}", "num_replicas": replicas, "wait": True}
+            await rollout.execute_update("scale", ScaleRequest.model_validate(asked))
+            lost = world.engines.engines["rollout", 2]
+            lost.hides = lost.unreachable = True
+        world.go_on.set()
+        await until(lambda: blocked(run))
+        assert "cannot stop rollout" in (await status(run)).doing
+        assert [each.replica for each in world.pools.there.values()] == [2]
+        word = ResolveRun(who="ada", why="the node burned", confirm_released=True)
+        await run.execute_update("resolve", word)
+        done = await run.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+    assert world.pools.there == {}
+    # The double does not know that the word is true; what the word was given for is all it notes.
+    assert world.violations == ["added-rollout-policy-2 is removed under a living engine"]
 
 
 FAULTS = {
