@@ -6,6 +6,7 @@ theirs (query ``registry``), by the standard Temporal environment configuration.
 
 import argparse
 import asyncio
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
