@@ -36,6 +36,7 @@ from tests.telemetry.steps import PARENT, make_step
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr("relax_infer.telemetry.subjects._process", {})  # of other tests
     path = tmp_path / "traces.jsonl"
     monkeypatch.setenv("RELAX_TRACES", f"file:{path}")
     assert configure_traces("relax-test")
