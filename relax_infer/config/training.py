@@ -38,8 +38,8 @@ class RecipeLogProbBound(LogProbBound, Section):
     the update. Past it the step's details, the progress line and the report warn. With stale
     samples the difference holds what the policy learned since, too."""
 
-    mean: Nats | None = 0.1
-    """Mean absolute difference over trained tokens, nats. Empty: no bound."""
+    mean: Nats = 0.1
+    """Mean absolute difference over trained tokens, nats. 0: no bound."""
 
 
 class Train(Section):

@@ -6,17 +6,17 @@ from pydantic import Field
 
 from relax_infer.contracts.base import Message
 
-Nats = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Nats = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class LogProbBound(Message):
     """How far the engines' log-probs of the sampled tokens may be from the trainer's own, before
     the update. Past it the step's details, the progress line and the report warn."""
 
-    mean: Nats | None = None
-    """Mean absolute difference over trained tokens. Empty: no bound."""
-    largest: Nats | None = None
-    """Largest absolute difference of a trained token. Empty: no bound."""
+    mean: Nats = 0.0
+    """Mean absolute difference over trained tokens. 0: no bound."""
+    largest: Nats = 0.0
+    """Largest absolute difference of a trained token. 0: no bound."""
     action: Literal["warn", "pause"] = "warn"
     """pause: the run also pauses after the step; `relax-infer resume` goes on."""
 
@@ -28,7 +28,7 @@ class LogProbBound(Message):
                 ("mean", mean, self.mean),
                 ("largest", largest, self.largest),
             )
-            if bound is not None and value is not None and not value <= bound
+            if bound > 0 and value is not None and not value <= bound
         ]
         if not faults:
             return None

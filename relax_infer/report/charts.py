@@ -16,6 +16,8 @@ DOTS = 60
 """Up to so many points are also drawn one by one."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 24
 _ROW = 16
+_SMALLEST = 1e-300
+"""Below it a logarithmic axis takes a value for 0: the decade under it may be none."""
 
 Place = Callable[[float], float]
 
@@ -91,7 +93,7 @@ def line_chart(
     x_low, x_high = min(p.x for p in every), max(p.x for p in every)
     bounds = [] if bound is None else [bound]
     values = [v for p in every for v in (p.low, p.high)] + bounds
-    positive = [v for v in values if v > 0]
+    positive = [v for v in values if v > _SMALLEST]
     log = log and bool(positive) and min(values) >= 0
     if log:
         # What is 0 is drawn at the bottom.

@@ -129,7 +129,7 @@ def holders(spans: Sequence[Span]) -> str:
     """Which role held its lease when; the newest stretches of a long run."""
     shown = sorted(spans, key=lambda span: span.start)[-SHOWN:]
     if not shown:
-        return '<p class="quiet">No lease transition is on record.</p>'
+        return '<p class="quiet">No lease of a training step is on record.</p>'
     began = shown[0].start
     roles = sorted({span.role for span in shown}, key=[*ROLES, ""].index)
     rows = [

@@ -96,7 +96,7 @@ def _bound(recipe: dict[str, object]) -> float | None:
     train = recipe.get("train")
     bound = train.get("logprob_bound") if isinstance(train, dict) else None
     mean = bound.get("mean") if isinstance(bound, dict) else None
-    return float(mean) if isinstance(mean, int | float) else None
+    return float(mean) if isinstance(mean, int | float) and mean > 0 else None
 
 
 def _samples(chosen: Chosen | None) -> str:

@@ -68,12 +68,14 @@ async def test_an_engine_hurt_at_work_is_rebuilt_and_its_step_goes_on(
     handle = await start(client, steps=len(UNDER_LOAD), overrides=OVERRIDES)
     files = RunFiles(stack.home, handle.id)
     made: dict[str, int] = {}
+    recoveries: set[str] = set()
     for step, (phase, engine, part, number) in enumerate(UNDER_LOAD, start=1):
         await until(lambda s=step, p=phase: under_way(files, s, p), 400, f"step {step}'s {phase}")
         wound = await kill(handle.id, engine, part, number)
         group = engine.rpartition(".replica")[0]
         made[group] = made.get(group, 0) + 1
         recovery = f"{handle.id}.{engine}.recovery-{made[group]}"
+        recoveries.add(recovery)
         healing = await healed(client, recovery, wound)
         TABLE.append(replace(healing, what=f"{wound.what}, at work"))
         assert "BLOCKED" not in healing.lease
@@ -81,6 +83,8 @@ async def test_an_engine_hurt_at_work_is_rebuilt_and_its_step_goes_on(
     assert done.state is RunState.DONE
     whole(files, len(UNDER_LOAD))
     nobody_answered_beside_another(files)
+    records = [files.record(step) for step in range(1, len(UNDER_LOAD) + 1)]
+    assert {trace.workflow for each in records for trace in each.recoveries} == recoveries
 
 
 def under_way(files: RunFiles, step: int, phase: str) -> bool:

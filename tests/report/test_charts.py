@@ -49,7 +49,7 @@ def test_a_long_curve_keeps_its_mean_and_its_extremes():
 
 
 def test_on_a_logarithmic_axis_decades_are_equally_far_apart_and_zero_is_at_the_bottom():
-    curve = Curve("c", [(1, 0.0), (2, 1e-4), (3, 1e-2), (4, 1.0)], "--x")
+    curve = Curve("c", [(1, 5e-324), (2, 1e-4), (3, 1e-2), (4, 1.0)], "--x")
     chart = line_chart("t", [curve], log=True)
     heights = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', chart)]
     assert heights[0] == heights[1]

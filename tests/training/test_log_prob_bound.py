@@ -31,9 +31,9 @@ def test_a_difference_that_is_no_number_is_past_every_bound():
 
 def test_recipes_warn_unless_they_say_otherwise():
     bound = load_recipe("quickstart").train.logprob_bound
-    assert (bound.mean, bound.largest, bound.action) == (0.1, None, "warn")
-    overrides = {"train.logprob_bound.mean": None, "train.logprob_bound.action": "pause"}
+    assert (bound.mean, bound.largest, bound.action) == (0.1, 0.0, "warn")
+    overrides = {"train.logprob_bound.mean": 0, "train.logprob_bound.action": "pause"}
     changed = load_recipe("quickstart", overrides).train.logprob_bound
-    assert (changed.mean, changed.action) == (None, "pause")
+    assert (changed.mean, changed.action) == (0.0, "pause")
     with pytest.raises(RecipeError, match=r"train\.logprob_bound\.mean"):
-        load_recipe("quickstart", {"train.logprob_bound.mean": 0})
+        load_recipe("quickstart", {"train.logprob_bound.mean": -1})
