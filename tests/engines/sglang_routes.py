@@ -36,11 +36,13 @@ def _add(call: ast.Call, name: str, found: dict[str, set[str]]) -> None:
     if name not in _VERBS | _ADDERS or not call.args:
         return
     path = call.args[0]
+    if isinstance(path, ast.Call) and len(path.args) == 2:  # os.environ.get(name, default)
+        path = path.args[1]
     if not (isinstance(path, ast.Constant) and isinstance(path.value, str)):
         return
     if not path.value.startswith("/"):
         return
-    methods = found.setdefault(path.value, set())
+    methods = found.setdefault(path.value.replace(":path}", "}"), set())
     if name in _VERBS:
         methods.add(name.upper())
     for keyword in call.keywords:
