@@ -33,6 +33,8 @@ from relax_infer.tiny.models import ensure_models
 from relax_infer.training import Heritage, find_heritage, take_over, weights_digest
 
 OWNER = "owner.json"
+_LAUNCHED = 60.0
+"""Seconds that an onload may take beyond the launch of its engines."""
 
 
 @activity.defn
@@ -262,7 +264,9 @@ def _plan(
         judged_by_genrm=recipe.judged,
         distilled=recipe.distilled,
         evaluation_every=recipe.evaluation.every,
-        operation_timeout=recipe.lease.operation_timeout,
+        operation_timeout=max(
+            recipe.lease.operation_timeout, *(each.launch_timeout + _LAUNCHED for each in groups)
+        ),
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
         apart=tuple(pair for pair in pairs if frozenset(pair) in apart),

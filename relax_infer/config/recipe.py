@@ -64,7 +64,8 @@ class Lease(Section):
     """How long a role may take to hand over its GPUs."""
 
     operation_timeout: Seconds = 180.0
-    """Seconds after which an unanswered onload or offload blocks the lease."""
+    """Seconds after which an unanswered onload or offload blocks the lease; a minute more than the
+    longest engine.launch_timeout, if this is less."""
     reconcile_timeout: Seconds = 120.0
     """Seconds of automatic read-only reconcile before a person is asked."""
 

@@ -155,6 +155,7 @@ async def test_every_model_that_takes_part_is_a_group_of_its_role(
         ("teacher", "code", "code"),
     ]
     assert plan.roles == ("rollout", "genrm", "teacher", "trainer")
+    assert plan.operation_timeout == 360.0, "engines may take launch_timeout to come up"
     start = RunInput(recipe="quickstart", overrides=own | {"reward.source": "exact"})
     plan = await resolve_recipe(ResolveRequest(run="run-2", start=start))
     assert plan.roles == ("rollout", "teacher", "trainer")
