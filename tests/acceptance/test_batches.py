@@ -54,10 +54,16 @@ async def nothing_may_be_trained_on(client: Client, handle: Handle, world: Scrip
 
 async def failure(client: Client, handle: Handle) -> str:
     """Why the batch failed; no role holds a GPU then."""
+
+    async def failed() -> bool:  # a lease that is BLOCKED has its run wait before the step gives up
+        seen = await lease(client, handle)
+        return seen.batch is not None and seen.batch.state == "FAILED"
+
+    await until(failed)
     await until(lambda: blocked(handle))
     seen = await lease(client, handle)
     assert seen.batch is not None
-    assert (seen.batch.batch, seen.batch.state, seen.holders) == (BATCH, "FAILED", ())
+    assert (seen.batch.batch, seen.holders) == (BATCH, ())
     return seen.batch.error or ""
 
 

@@ -69,14 +69,6 @@ async def test_co_resident_layouts_fail_before_start(
         ({"debug": "train_only"}, "debug: is not used by runs"),
         ({"debug": "rollout_only"}, "debug: is not used by runs"),
         ({"rollout.server_groups": [{"worker_type": "regular"}]}, "rollout.server_groups"),
-        (
-            {"genrm.extra_models": [{"model": "m", "model_id": "second"}]},
-            "genrm.extra_models: runs have one model per role",
-        ),
-        (
-            {"teacher.extra_models": [{"model": "m", "model_id": "second"}]},
-            "teacher.extra_models: runs have one model per role",
-        ),
     ],
 )
 def test_a_combination_that_no_run_carries_out_is_refused(

@@ -136,7 +136,7 @@ async def test_placement_group_ownership_and_rollback(
     group: Any = SimpleNamespace(id=SimpleNamespace(hex=lambda: GROUP_ID), bundle_count=2)
     removed: list[str] = []
 
-    async def make_or_find(run: str, sizes: Any, made: list[Any]) -> dict[str, Any]:
+    async def make_or_find(run: str, sizes: Any, made: list[Any], _: Any) -> dict[str, Any]:
         if not there_before:
             made.append(group)
         return {"pool": group}
