@@ -59,6 +59,7 @@ async def failure(client: Client, handle: Handle) -> str:
         seen = await lease(client, handle)
         return seen.batch is not None and seen.batch.state == "FAILED"
 
+    await until(lambda: blocked(handle))
     await until(failed)
     await until(lambda: blocked(handle))
     seen = await lease(client, handle)
