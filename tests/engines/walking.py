@@ -90,14 +90,14 @@ class Walker:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
             try:
                 self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(10):
                     status, stays = await _answer(self._reader, method)
-            except (ConnectionError, asyncio.IncompleteReadError):
+            except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
                 self._hang_up()
                 if fresh:
                     return 0
                 continue
-            if not stays:
+            if not stays or method == "CONNECT":  # what follows would be another protocol
                 self._hang_up()
             return status
         raise AssertionError
