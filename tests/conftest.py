@@ -1,14 +1,34 @@
 """What holds for every test."""
 
+import ast
 import os
 import signal
 import sys
+from functools import wraps
+from typing import Any
 
 import pytest
 
 # A shell that starts pytest in the background has it ignore Ctrl-C, and whatever it starts too;
 # tests that interrupt a program need it to be heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if sys.version_info < (3, 11, 8):
+    # Two threads that parse at once confuse this Python's parser (CPython issue 106905): a test
+    # that has pytest or Hypothesis look at its source fails then, or ends the session.
+    _parse = ast.parse
+
+    @wraps(_parse)
+    def _parse_again(*args: Any, **kwargs: Any) -> ast.AST:
+        for _ in range(20):
+            try:
+                return _parse(*args, **kwargs)
+            except SystemError as error:
+                if "recursion depth mismatch" not in str(error):
+                    raise
+        return _parse(*args, **kwargs)
+
+    ast.parse = _parse_again  # type: ignore[assignment]
 
 _STATUS = pytest.StashKey[int]()
 
