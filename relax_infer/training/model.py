@@ -210,7 +210,8 @@ def _mark_shards(model: GPTModel) -> None:
         if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
             dimension = 1 if isinstance(module, RowParallelLinear) else 0
             for name, parameter in module.named_parameters(recurse=False):
-                if name == "weight" or dimension == 0:
+                marked = hasattr(parameter, "tensor_model_parallel")  # biases are, always
+                if not marked and (name == "weight" or dimension == 0):
                     set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
 
 
