@@ -96,6 +96,27 @@ class RouterAdapter:
                     )
                 await asyncio.sleep(POLL_SECONDS)
 
+    async def drop_strays(self, wanted: Iterable[str]) -> set[str]:
+        """Have the router let go of every worker that is not ``wanted``; their addresses.
+
+        The router goes on with an addition for a while after it was given up: the worker can
+        appear when nobody waits for it any more. Not confirmed: look again later.
+
+        Raises:
+            TransientError: the router did not answer.
+            PermanentError: the router refused the change.
+        """
+        kept = {url.rstrip("/") for url in wanted}
+        async with aiohttp.ClientSession() as session:
+            strays = {
+                w["id"]: w["url"].rstrip("/")
+                for w in await self._list(session)
+                if w["url"].rstrip("/") not in kept
+            }
+            for identity in strays:
+                await self._call(session, "DELETE", f"/workers/{identity}")
+        return set(strays.values())
+
     async def _list(self, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
         answer = await self._call(session, "GET", "/workers")
         workers = answer.get("workers")

@@ -8,6 +8,7 @@ in a file of the host, so that it adopts living children and starts dead ones on
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -46,6 +47,7 @@ _PORTS = range(20_000, 30_000)
 back, and apart from those that Ray and SGLang take by default."""
 _POLL = 0.1
 _BETWEEN_LOOKS, _AFTER_A_FAILURE = 1.0, 10.0
+_LOOKS_PER_SWEEP = 10
 _CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
 _CHECKOUT = Path(relax_infer.__file__).parents[1]
 """Where the ``workers`` package is; it is not installed."""
@@ -184,17 +186,31 @@ class FrontActor:
         )
 
     async def _keep(self) -> None:
-        """Start again what died since the last look: callers need it between two pushes, too."""
-        while True:
+        """Start again what died since the last look: callers need it between two pushes, too. Now
+        and then look for workers that the router should not have."""
+        for look in itertools.count(1):
             await asyncio.sleep(_BETWEEN_LOOKS)
-            if self._router.alive and self._gateway.alive:
-                continue
             try:
-                await self.ensure()
+                if not (self._router.alive and self._gateway.alive):
+                    await self.ensure()
+                elif look % _LOOKS_PER_SWEEP == 0:
+                    await self._drop_strays()
             except Exception as error:
                 # Whoever asks next gets the error; what starts only to die must not spin.
                 log.warning("front of run %s: %s", self._run, error)
                 await asyncio.sleep(_AFTER_A_FAILURE)
+
+    async def _drop_strays(self) -> None:
+        """Not while a push sets the router's workers."""
+        pushing = self._pushing["rollout"]
+        if pushing.locked():
+            return
+        async with pushing:
+            strays = await RouterAdapter(self._address.router_url).drop_strays(
+                self._state.router_workers
+            )
+        if strays:
+            log.warning("router of run %s let go of %s", self._run, ", ".join(sorted(strays)))
 
     async def _ensure_router(self) -> bool:
         """Whether it had to be started."""

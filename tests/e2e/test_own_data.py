@@ -4,6 +4,8 @@ Not in CI: ``make slow`` runs it.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +25,27 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 PROMPTS = 24
+_RANDOM_QWEN3 = """
+import sys, torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+torch.manual_seed(0)
+config = Qwen3Config(
+    vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=1024,
+    tie_word_embeddings=True, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+)
+Qwen3ForCausalLM(config).float().save_pretrained(sys.argv[1])
+"""
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random Qwen3 that reads bytes."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     folder = tmp_path_factory.mktemp("own") / "policy"
     byte_policy(folder, chat=True)
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    # In a process of its own: transformers warns as it is imported, and a warning fails a test.
+    subprocess.run([sys.executable, "-c", _RANDOM_QWEN3, str(folder)], check=True, timeout=300)
     return str(folder)
 
 

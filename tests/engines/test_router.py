@@ -180,6 +180,20 @@ async def test_a_registry_that_came_back_finds_a_router_with_others_and_makes_it
         assert await router.workers() == {}
 
 
+async def test_workers_that_nobody_wants_are_let_go(
+    routers: Routers, engines: list[Engine]
+) -> None:
+    """For instance one whose addition was given up before the router was done with it."""
+    first, stray, _ = engines
+    async with routers(free_port()) as router:
+        await router.set_workers([first.url, stray.url])
+        assert await router.drop_strays([f"{first.url}/"]) == {stray.url}
+        async with asyncio.timeout(30):
+            while await router.workers() != healthy(first):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await router.drop_strays([first.url]) == set()
+
+
 async def test_what_is_as_it_should_be_is_asked_for_nothing(engines: list[Engine]) -> None:
     first, second, _ = engines
     async with router_double() as made:

@@ -13,6 +13,7 @@ from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import FrontAddress
 from relax_infer.engines.host_processes import processes
+from relax_infer.engines.router import RouterAdapter
 from relax_infer.gateway.front import Front
 from tests.gateway.fakes import Engine, engine, registry, until
 from tests.gateway.test_gateway import echo, post
@@ -141,6 +142,16 @@ async def test_children_that_die_while_nobody_asks_are_started_again(front: Fron
                 after = await described(front)  # asks for nothing
         assert await front.ensure() == address
         assert await workers(front) == {first.url}
+
+
+async def test_a_worker_that_appears_when_nobody_waits_for_it_is_let_go(front: Front) -> None:
+    address = await front.ensure()
+    async with engine(echo) as first, engine(echo) as stray:
+        await front.push(push_of(front, address, first))
+        await RouterAdapter(address.router_url).set_workers([first.url, stray.url])
+        async with asyncio.timeout(60):
+            while await workers(front) != {first.url}:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
 
 
 async def test_a_new_actor_adopts_what_runs_and_restarts_what_does_not(front: Front) -> None:
