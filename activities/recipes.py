@@ -16,7 +16,7 @@ from relax_infer.contracts.alarms import LogProbBound
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.refs import RunRef, WeightsRef
+from relax_infer.contracts.refs import RUN_ID, RunRef, WeightsRef
 from relax_infer.contracts.run import BeginFrom, ResolveRequest, RunPlan
 from relax_infer.contracts.training import CriticSpec, TrainerSpec
 from relax_infer.placement import (
@@ -44,6 +44,11 @@ async def resolve_recipe(request: ResolveRequest) -> RunPlan:
 
 
 def _resolve(request: ResolveRequest) -> RunPlan:
+    if not RUN_ID.fullmatch(request.run):
+        raise PermanentError(
+            f"{request.run!r} cannot be a run id: folders and actors are named after it.",
+            cure="Start it under 1 to 64 letters, digits, - and _, a letter or digit first.",
+        )
     recipe = load_recipe(request.start.recipe, dict(request.start.overrides))
     if request.start.steps is not None:
         recipe = recipe.model_copy(update={"steps": request.start.steps})

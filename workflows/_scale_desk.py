@@ -82,7 +82,7 @@ class ScaleDesk:
             raise ValueError(
                 f"{role} shares its GPUs with {', '.join(self._start.shares_with)} and takes turns"
                 " with them (defer or split): a replica on GPUs of its own would have none. Give"
-                " the role GPUs that nobody else uses (cluster.mode decoupled)"
+                " the role GPUs that nobody else uses (mode: decoupled)"
             )
         for other in self.at_work:
             if other.model == model:

@@ -1,6 +1,5 @@
 """From what a person typed to the start of a run, checked before anything starts."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,10 @@ from typing import Any
 
 from relax_infer.cli._errors import CommandError
 from relax_infer.config import Recipe, RecipeError, load_recipe, parse_overrides, shipped_recipes
+from relax_infer.contracts.refs import RUN_ID
 from relax_infer.contracts.run import RunInput
 from relax_infer.placement import InferencePlacementPlan, PlacementError, plan_inference_placement
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MODELS = ("rollout", "genrm", "teacher")
 
 
@@ -94,7 +93,7 @@ def check_run_id(run: str) -> str:
     Raises:
         CommandError: it cannot be one.
     """
-    if not _RUN_ID.fullmatch(run):
+    if not RUN_ID.fullmatch(run):
         raise CommandError(
             f"{run!r} cannot be a run id.",
             cure="Use 1 to 64 letters, digits, - and _, a letter or digit first.",

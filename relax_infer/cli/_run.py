@@ -22,6 +22,7 @@ from relax_infer.cli._server import Server, connected, find_target
 from relax_infer.cli._watching import Watcher
 from relax_infer.config import require_runnable
 from relax_infer.contracts.failures import RelaxError
+from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import BeginFrom
 
 _IDS = 1000
@@ -58,6 +59,8 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
     _check_report(wishes.report)
     before = read_stack(wishes.home)
     local = before is not None or find_target(wishes.home) is None
+    if local and wishes.begin_from is not None:
+        _check_earlier(wishes.begin_from, wishes.home, checked)
     stack = _bring_up(wishes, checked) if local else None
     begun = _Begun()
     try:
@@ -81,6 +84,24 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
     if wishes.down and stack is not None:
         return max(code, _end(glance, wishes))
     return code
+
+
+def _check_earlier(earlier: BeginFrom, home: Path, checked: Checked) -> None:
+    """Before anything starts; on another machine's store only the worker can look.
+
+    Raises:
+        RelaxError: there is nothing to go on from, or nothing left to train.
+    """
+    from relax_infer.training import find_heritage
+
+    store = checked.recipe.staging.url or (home.resolve() / "store").as_uri()
+    step = find_heritage(RunRef(run=earlier.run, store=store), earlier.step).step
+    target = checked.start.steps or checked.recipe.steps
+    if target <= step:
+        raise CommandError(
+            f"Run {earlier.run} has trained step {step}, this run is to end with step {target}.",
+            cure="Raise --steps: they count from the first run's first step.",
+        )
 
 
 def _bring_up(wishes: Wishes, checked: Checked) -> LocalStack:

@@ -82,7 +82,10 @@ def convert_flags(words: Sequence[str], *, name: str = "converted") -> Converted
     Raises:
         FlagError: a word that belongs to no flag, or a flag whose value cannot be read.
     """
-    return _Conversion(_parsed(words), name).converted()
+    given = _parsed(words)
+    if not given:
+        raise FlagError("there are no flags.", cure="Name a launch script, or give flags after --.")
+    return _Conversion(given, name).converted()
 
 
 def _parsed(words: Iterable[str]) -> dict[str, Any]:
@@ -126,6 +129,10 @@ class _Conversion:
         self._importance()
         self._betas()
         self._data()
+        if "rollout-max-response-len" not in self.given:
+            self.notes["rollout-max-response-len"] = (
+                "was not given: rollout.sampling.max_new_tokens is the default"
+            )
         concurrency = self.given.pop("sglang-server-concurrency", None)
         mini_batch = self.given.pop("global-batch-size", None)
         for flag in list(self.given):
@@ -195,6 +202,10 @@ class _Conversion:
             self.put("cluster.gpus", max(gpus.values()) if shared else sum(gpus.values()))
         if "actor" in gpus:
             self.put("train.ranks", gpus["actor"])
+        told = "rollout" in gpus or "rollout-num-gpus" in self.given
+        if "actor" in gpus and not told and (colocate or deferred is not None):
+            self.given["rollout-num-gpus"] = gpus["actor"]
+            self.notes["rollout-num-gpus"] = "was not given: the rollout has the actor's GPUs"
         for role, flag in (("rollout", "rollout-num-gpus"), ("genrm", "genrm-num-gpus")):
             if role in gpus:
                 self.given.setdefault(flag, gpus[role])

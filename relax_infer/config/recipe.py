@@ -29,7 +29,7 @@ class Sampling(Section):
     """Softmax temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus."""
-    max_new_tokens: Positive = 5
+    max_new_tokens: Positive = 1024
     """Tokens of a response, its end included."""
 
 

@@ -80,7 +80,7 @@ class GenRM(Section):
     url: Url | None = None
     """Of an SGLang server, or of a role at a gateway, that somebody else runs: `<url>/generate` is
     asked, no engines are started, and `model` gives the tokenizer only. Empty: engines of ours."""
-    max_new_tokens: Positive = 2
+    max_new_tokens: Positive = 256
     """Tokens of a verdict."""
     sampling: JudgeSampling = JudgeSampling()
     prompt: str | None = None

@@ -1,6 +1,11 @@
 """References to staged data: samples never enter a workflow, these do."""
 
+import re
+
 from relax_infer.contracts.base import Message
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Folders, actors and workflows are named after a run; the last with dots behind its id."""
 
 
 class RunRef(Message):

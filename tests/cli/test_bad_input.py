@@ -48,6 +48,7 @@ def no_stack_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "quickstart", "--no-follow", "--down"], "--no-follow does not wait"),
         (["run", "quickstart", "--set", "rollout.engine.replicas=3"], "cluster.gpus to 3"),
         (["plan", "quickstart", "--set", "train.ray_gpu_fraction=0.9"], "would reserve 1.5"),
+        (["run", "quickstart", "--from", "nobody"], "run nobody has no checkpoint"),
         (["run", "decoupled-64x8-pd"], "rollout.server_groups: engines of runs are all"),
         (["config", "show", "nope"], "Shipped: decoupled-64x8-pd, "),
         (["status"], "`relax-infer up`"),

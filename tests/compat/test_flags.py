@@ -179,6 +179,15 @@ def test_flags_of_the_algorithm(flags: str, algorithm: dict[str, Any] | None):
     assert bool(made) == bool(algorithm)
 
 
+def test_a_colocated_rollout_has_the_actors_gpus_unless_it_says_otherwise():
+    flags = '--resource {"actor":[1,8]} --colocate --rollout-num-gpus-per-engine 2'
+    assert converted(flags).recipe["rollout"]["engine"]["replicas"] == 4
+    assert "the actor's" in converted(flags).notes["rollout-num-gpus"]
+    assert converted(f"{flags} --rollout-num-gpus 4").recipe["rollout"]["engine"]["replicas"] == 2
+    apart = converted('--resource {"actor":[1,8]}')
+    assert "rollout" not in apart.recipe
+
+
 def test_ppo_trains_a_critic_on_the_trainers_ranks():
     flags = '--resource {"actor":[1,2],"rollout":[1,2]} --colocate --advantage-estimator ppo'
     assert converted(f"{flags} --critic-lr 1e-5").recipe["critic"] == {
@@ -207,6 +216,7 @@ def test_what_has_no_counterpart_is_told(flags: str, flag: str, why: str):
     ("flags", "why"),
     [
         ("train.py --seed 1", "belongs to no flag"),
+        ("", "there are no flags"),
         ("--resource [1]", "not a JSON object"),
         ("--resource {", "not JSON"),
         ('--resource {"actor":16}', r"is not \[instances, GPUs\]"),

@@ -4,6 +4,7 @@ Not in CI: ``make slow`` runs it.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
+from relax_infer.engines.command import CPU_SHIM
 from relax_infer.machines import RunState
 from relax_infer.samples import from_table
 from tests.e2e.looking import Handle, RunFiles, finish, start
@@ -45,7 +47,12 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("own") / "policy"
     byte_policy(folder, chat=True)
     # In a process of its own: transformers warns as it is imported, and a warning fails a test.
-    subprocess.run([sys.executable, "-c", _RANDOM_QWEN3, str(folder)], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", _RANDOM_QWEN3, str(folder)],
+        check=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": str(CPU_SHIM)},
+    )
     return str(folder)
 
 

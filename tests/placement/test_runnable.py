@@ -81,6 +81,17 @@ async def test_an_id_is_used_by_one_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert "Choose another id" in str(refused.value)
 
 
+@pytest.mark.parametrize("run", ["../evil", "bad id!", "a/b", "", "run-1.lease", "x" * 65])
+async def test_an_id_that_folders_cannot_be_named_after_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    """Also that of a run started with ``temporal workflow start``."""
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
+    with pytest.raises(PermanentError, match="cannot be a run id"):
+        await resolve_recipe(request("quickstart").model_copy(update={"run": run}))
+    assert not (tmp_path / "home").exists()
+
+
 async def test_a_run_reserves_the_computed_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
