@@ -37,7 +37,8 @@ def report(run: RunStatus, out: Path, steps: str | None = None) -> Path:
     """
     if run.store is None:
         raise CommandError(
-            f"Run {run.run} keeps no files: it is {run.state}.", cure="Wait for its first step."
+            f"Run {run.run} keeps no files: it is {run.state}.",
+            cure="Files come with its first step; `relax-infer status` says where it stands.",
         )
     return _write(run.store, run.run, out, steps)
 

@@ -40,7 +40,8 @@ async def _store_of(home: Path, run: str) -> str:
         status = (await Runs(server.client, server.target.address).glance(run)).run
     if status.store is None:
         raise CommandError(
-            f"Run {run} keeps no files: it is {status.state}.", cure="Wait for its first step."
+            f"Run {run} keeps no files: it is {status.state}.",
+            cure="Files come with its first step; `relax-infer status` says where it stands.",
         )
     return status.store
 
