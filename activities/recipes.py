@@ -112,14 +112,7 @@ def _heritage(
             f"begin_from: a run cannot begin from itself, {run.run}.",
             cure="Choose another id for the new run.",
         )
-    heritage = find_heritage(earlier, begin_from.step)
-    if recipe.steps <= heritage.step:
-        raise PermanentError(
-            f"begin_from: run {earlier.run} has trained step {heritage.step}, the recipe's steps"
-            f" are {recipe.steps}: nothing is left to train.",
-            cure="Raise steps: they count from the first run's first step.",
-        )
-    return earlier, heritage
+    return earlier, find_heritage(earlier, begin_from.step, target=recipe.steps)
 
 
 def _claim(store: StagingStore, request: ResolveRequest) -> None:

@@ -95,13 +95,8 @@ def _check_earlier(earlier: BeginFrom, home: Path, checked: Checked) -> None:
     from relax_infer.training import find_heritage
 
     store = checked.recipe.staging.url or (home.resolve() / "store").as_uri()
-    step = find_heritage(RunRef(run=earlier.run, store=store), earlier.step).step
     target = checked.start.steps or checked.recipe.steps
-    if target <= step:
-        raise CommandError(
-            f"Run {earlier.run} has trained step {step}, this run is to end with step {target}.",
-            cure="Raise --steps: they count from the first run's first step.",
-        )
+    find_heritage(RunRef(run=earlier.run, store=store), earlier.step, target=target)
 
 
 def _bring_up(wishes: Wishes, checked: Checked) -> LocalStack:

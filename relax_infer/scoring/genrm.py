@@ -98,7 +98,7 @@ async def score_with_genrm(
                 sample.group,
                 sample.sample,
                 part=model if len(models) > 1 else "",
-                headers=gateway_headers(),
+                headers=None if genrm.url else gateway_headers(),
                 retries=genrm.retries,
             )
         except RefusedError as error:
@@ -129,7 +129,15 @@ async def score_with_genrm(
 
     limits = Limits(genrm.max_concurrency, genrm.request_timeout)
     return await run_phase(
-        store, step, layout.JUDGED, range(len(groups)), group_of, limits, settle, beat
+        store,
+        step,
+        layout.JUDGED,
+        range(len(groups)),
+        group_of,
+        limits,
+        settle,
+        beat,
+        elsewhere=genrm.url is not None,
     )
 
 

@@ -81,7 +81,7 @@ async def score_with_teacher(
                 sample.group,
                 sample.sample,
                 part=f"p{number}" if len(asked.pieces) > 1 else "",
-                headers={**headers, **gateway_headers()},
+                headers=headers if teacher.url else {**headers, **gateway_headers()},
             )
             return asked.read(answer, piece)
 
@@ -96,7 +96,15 @@ async def score_with_teacher(
 
     limits = Limits(teacher.max_concurrency, teacher.request_timeout)
     return await run_phase(
-        store, step, layout.TAUGHT, range(len(groups)), group_of, limits, settle, beat
+        store,
+        step,
+        layout.TAUGHT,
+        range(len(groups)),
+        group_of,
+        limits,
+        settle,
+        beat,
+        elsewhere=teacher.url is not None,
     )
 
 

@@ -31,11 +31,17 @@ class Heritage:
     weights: WeightsRef
 
 
-def find_heritage(earlier: RunRef, step: int | None = None) -> Heritage:
+def find_heritage(
+    earlier: RunRef, step: int | None = None, *, target: int | None = None
+) -> Heritage:
     """Of the newest checkpoint, or of the one after ``step``.
 
+    Args:
+        target: last step of the run that wants it; there must be one left to train.
+
     Raises:
-        PermanentError: there is none, or its weights are gone; names what there is.
+        PermanentError: there is none, its weights are gone, or nothing is left to train; names
+            what there is.
     """
     checkpoints = Checkpoints(earlier)
     kept = checkpoints.steps()
@@ -50,6 +56,12 @@ def find_heritage(earlier: RunRef, step: int | None = None) -> Heritage:
             f"begin_from: run {earlier.run} keeps no checkpoint of step {step}; it has"
             f" {', '.join(map(str, kept))} (train.keep_checkpoints).",
             cure="Name one of these steps.",
+        )
+    if target is not None and target <= step:
+        raise PermanentError(
+            f"begin_from: run {earlier.run} has trained step {step}, the new run is to end with"
+            f" step {target}: nothing is left to train.",
+            cure="Raise steps: they count from the first run's first step.",
         )
     entry = _ledger(checkpoints.path(step)).entry(step)
     if entry is None:

@@ -220,7 +220,9 @@ async def test_a_run_may_go_on_from_another(
     trained(earlier, 3)
     with pytest.raises(PermanentError, match="cannot begin from itself"):
         await resolved("earlier", begin_from={"run": "earlier"})
-    with pytest.raises(PermanentError, match="has trained step 3, the recipe's steps are 3"):
+    with pytest.raises(
+        PermanentError, match="has trained step 3, the new run is to end with step 3"
+    ):
         await resolved("later", begin_from={"run": "earlier"}, steps=3)
     assert not (tmp_path / "home" / "store" / "later").exists()
     plan = await resolved("later", begin_from={"run": "earlier"})

@@ -294,9 +294,12 @@ def test_an_unknown_reward_names_the_known_ones():
 
 
 async def test_scorers_that_somebody_else_serves_are_asked_where_they_are(
-    phase: dict[str, Any], upstream: Upstream
+    phase: dict[str, Any], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ):
-    """Without our names for their models: a bare engine has none."""
+    """Without our names for their models: a bare engine has none. Nor are our gateway's token and
+    certificates any business of theirs."""
+    monkeypatch.setenv("RELAX_GATEWAY_TOKEN", "a-token-of-our-own-gateway")
+    monkeypatch.setenv("RELAX_GATEWAY_TLS_CA", "/nowhere")  # read for our gateway only
     source = await staged(phase, upstream)
     urls = {"genrm.url": f"{upstream.url}/judge/", "teacher.url": upstream.url}
     own = {"rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 2}
@@ -309,3 +312,7 @@ async def test_scorers_that_somebody_else_serves_are_asked_where_they_are(
     assert len(upstream.payloads) == 16
     assert set(upstream.paths) >= {"/judge/generate", "/generate"}
     assert all("model" not in payload for payload in upstream.payloads)
+    assert all("Authorization" not in headers for headers in upstream.headers[-16:])
+    monkeypatch.delenv("RELAX_GATEWAY_TLS_CA")
+    await score_with_genrm(**phase | {"step": 2}, source=source, gateway_url=upstream.url)
+    assert upstream.headers[-1]["Authorization"] == "Bearer a-token-of-our-own-gateway"
