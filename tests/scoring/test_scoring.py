@@ -298,9 +298,9 @@ async def test_scorers_that_somebody_else_serves_are_asked_where_they_are(
 ):
     """Without our names for their models: a bare engine has none. Nor are our gateway's token and
     certificates any business of theirs."""
+    source = await staged(phase, upstream)
     monkeypatch.setenv("RELAX_GATEWAY_TOKEN", "a-token-of-our-own-gateway")
     monkeypatch.setenv("RELAX_GATEWAY_TLS_CA", "/nowhere")  # read for our gateway only
-    source = await staged(phase, upstream)
     urls = {"genrm.url": f"{upstream.url}/judge/", "teacher.url": upstream.url}
     own = {"rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 2}
     recipe = load_recipe("quickstart", own | urls)
