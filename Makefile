@@ -110,15 +110,26 @@ bench: install
 	  echo "== $$each"; $(BIN)/python -m "$$(echo $${each%.py} | tr / .)"
 	done
 
-# A process for each room: two of them must not share a Ray, and exit code 5 is "nothing chosen".
+# A process for each room: two tests in one process must not share a Ray, and exit code 5 is
+# "nothing chosen". Two lanes side by side, for two cores; then the whole loop, alone.
+REAL := $(BIN)/python -m pytest -m "real and not slow" --durations=5 $(ARGS)
+
 real: install
-	took=""
-	for room in $$(grep -rlE 'mark\.real' tests --include='*.py' | cut -d/ -f1-2 | sort -u); do
-	  SECONDS=0
-	  $(BIN)/python -m pytest -m "real and not slow" --durations=5 $(ARGS) $$room || [ $$? -eq 5 ]
-	  took="$$took $${room#tests/} $${SECONDS}s"
-	done
-	echo "Real tests:$$took"
+	lane() {
+	  for room in "$$@"; do
+	    local begun=$$SECONDS
+	    $(REAL) $$room || [ $$? -eq 5 ] || return 1
+	    echo "Real tests of $$room: $$((SECONDS - begun)) s"
+	  done
+	}
+	rooms=$$(grep -rlE 'mark\.real' tests --include='*.py' | cut -d/ -f1-2 | sort -u)
+	lane tests/engines > $(VENV)/engines.log 2>&1 & engines=$$!
+	code=0
+	lane $$(grep -vE '/(engines|e2e)$$' <<< "$$rooms") || code=1
+	wait $$engines || code=1
+	cat $(VENV)/engines.log
+	[ $$code -eq 0 ]
+	lane tests/e2e
 
 up: install
 	@$(BIN)/python -m workers.local up --home .relax

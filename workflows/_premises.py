@@ -43,6 +43,7 @@ class Premises:
         show: told in words what is being done.
         ask_person: told what cannot be done and what goes on after their decision; gives their word
             that nothing is left of it, None if they did not say so.
+        leaving: whether the run was stopped, so that nothing more needs to be brought up.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Premises:
         lease: LeaseClient,
         show: Callable[[str], None],
         ask_person: Callable[[str, str], Awaitable[str | None]],
+        *,
+        leaving: Callable[[], bool],
     ) -> None:
         self._plan, self._mail, self._lease = plan, mail, lease
         self._run = plan.run.run
-        self._show, self._ask_person = show, ask_person
+        self._show, self._ask_person, self._leaving = show, ask_person, leaving
 
     async def open(self) -> FrontAddress:
         """Lease, roles and servers; then every role once under the lease, so that what cannot work
@@ -110,6 +113,8 @@ class Premises:
     async def _try_every_role(self) -> None:
         """The policy is not among them: step 0 brings it up with its first weights."""
         for role in self._plan.roles:
+            if self._leaving() and workflow.patched("stopped-while-starting"):
+                return
             if role != "rollout":
                 self._show(f"brings up {role} for the first time")
                 await self._lease.take("acquire", role, purpose="startup")

@@ -51,6 +51,9 @@ _UPDATES = {
     RunEvent.RESOLVED_BY_OPERATOR: "resolve",
     RunEvent.STOP_ASKED: "stop",
 }
+NOTHING_GIVEN = RunInput(recipe="")
+"""Stands for the input of a run that was started without one. Without a default the run would wait
+for ever for code that takes none; with None the type would be a union, whose errors say less."""
 PROGRESS_KEPT = 1000
 PROGRESS_SHOWN = 50
 RESTARTS = 3
@@ -65,7 +68,7 @@ class TrainingRun:
     """
 
     @workflow.init
-    def __init__(self, start: RunInput) -> None:
+    def __init__(self, start: RunInput = NOTHING_GIVEN) -> None:
         self._start = start
         self._id = workflow.info().workflow_id
         self._mail = Mailbox()
@@ -180,8 +183,12 @@ class TrainingRun:
 
     @workflow.update
     def stop(self) -> RunStatus:
-        """End after the current step; everything is taken down and the store is kept."""
-        self._move(RunEvent.STOP_ASKED, "stops after this step")
+        """End after the current step, or when the role that is being brought up is up; everything
+        is taken down and the store is kept."""
+        begins = self._state is RunState.STARTING
+        self._move(
+            RunEvent.STOP_ASKED, f"stops {'before its first step' if begins else 'after this step'}"
+        )
         return self.status()
 
     @stop.validator
@@ -234,7 +241,13 @@ class TrainingRun:
     # --- the run
 
     @workflow.run
-    async def run(self, start: RunInput) -> RunStatus:
+    async def run(self, start: RunInput = NOTHING_GIVEN) -> RunStatus:
+        if not start.recipe:
+            raise fail(
+                PERMANENT,
+                "no recipe was given: start TrainingRun with an input that names one, such as"
+                ' --input \'{"recipe": "quickstart"}\'',
+            )
         show_run(self._id)
         if start.carried is None:
             try:
@@ -442,7 +455,14 @@ class TrainingRun:
 
     @property
     def _premises(self) -> Premises:
-        return Premises(self._planned, self._mail, self._lease, self._show, self._ask_person)
+        return Premises(
+            self._planned,
+            self._mail,
+            self._lease,
+            self._show,
+            self._ask_person,
+            leaving=lambda: self._state is RunState.STOPPING,
+        )
 
     @property
     def _planned(self) -> RunPlan:

@@ -29,6 +29,8 @@ class PretendedNode:
 
         variables = self._stack.environment() | _ray.VARIABLES
         variables |= {_processes.MARKER: self._stack.stack, "SPT_NOENV": "1"}
+        # Ray's word for several nodes whose addresses are of loopback.
+        variables |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
         variables[_MARKER] = self.address
         del variables["RAY_ADDRESS"]
         command = [
@@ -62,7 +64,10 @@ class PretendedNode:
     def _processes(self, engines: bool) -> list[int]:
         found: list[int] = []
         for row in host_processes.processes():
-            variables = host_processes.environment(row.stamp.pid) or {}
+            try:
+                variables = host_processes.environment(row.stamp.pid) or {}
+            except PermissionError:  # not ours
+                continue
             if variables.get(_MARKER.encode()) != self.address.encode():
                 continue
             if engines or ENGINE_MARKER.encode() not in variables:

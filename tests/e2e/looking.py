@@ -1,6 +1,8 @@
 """How tests look at a run on real parts: its status, its staged files, its engines' own logs."""
 
 import asyncio
+import json
+import subprocess
 import time
 import uuid
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from relax_infer.engines import read_request_log
 from relax_infer.machines import RunState
 from relax_infer.samples import StagingStore
 from relax_infer.training.ledger import Ledger, read_ledger
+from workers.local import Stack
 
 Handle = WorkflowHandle[Any, RunStatus]
 
@@ -37,6 +40,18 @@ async def start(client: Client, **fields: Any) -> Handle:
         task_queue="relax",
         result_type=RunStatus,
     )
+
+
+def start_as_typed(stack: Stack, run: str, document: dict[str, Any]) -> None:
+    """A TrainingRun under this id, by Temporal's own command line."""
+    subprocess.run(
+        ["temporal", "workflow", "start", "--type", "TrainingRun", "--task-queue", "relax",
+         "--workflow-id", run, "--input", json.dumps(document)],
+        env=stack.environment(),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )  # fmt: skip
 
 
 async def until(

@@ -1,4 +1,7 @@
-"""The documented ways to start a run work as they are written."""
+"""The documented ways to start a run work as they are written.
+
+That by Temporal's command line is walked by the run of test_loop that outlives its servers.
+"""
 
 import re
 import signal
@@ -8,11 +11,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from temporalio.client import Client
 
 from relax_infer.contracts.run import RunStatus
 from relax_infer.machines import RunState
-from tests.e2e.looking import finish
+from tests.e2e.looking import start_as_typed
 from workers.local import Stack
 
 pytestmark = [
@@ -45,32 +47,9 @@ async def test_the_python_program_of_the_documentation_runs(stack: Stack, tmp_pa
     assert status.step == 1
 
 
-async def test_the_temporal_command_line_starts_a_run_as_typed(stack: Stack, client: Client):
+async def test_input_that_cannot_be_read_fails_at_once(stack: Stack):
     run = f"run-{uuid.uuid4().hex[:8]}"
-    overrides = '{"evaluation.every": 0, "distillation": null}'
-    document = f'{{"recipe": "quickstart", "steps": 1, "overrides": {overrides}}}'
-    subprocess.run(
-        ["temporal", "workflow", "start", "--type", "TrainingRun", "--task-queue", "relax",
-         "--workflow-id", run, "--input", document],
-        env=stack.environment(),
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )  # fmt: skip
-    handle = client.get_workflow_handle(run, result_type=RunStatus)
-    assert (await finish(handle)).step == 1
-
-
-async def test_input_that_cannot_be_read_fails_at_once(stack: Stack, client: Client):
-    run = f"run-{uuid.uuid4().hex[:8]}"
-    subprocess.run(
-        ["temporal", "workflow", "start", "--type", "TrainingRun", "--task-queue", "relax",
-         "--workflow-id", run, "--input", '{"recipe": "quickstart", "stepz": 1}'],
-        env=stack.environment(),
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )  # fmt: skip
+    start_as_typed(stack, run, {"recipe": "quickstart", "stepz": 1})
     shown = subprocess.run(
         ["temporal", "workflow", "result", "--workflow-id", run],
         env=stack.environment(),

@@ -1,13 +1,16 @@
 """The plan is made and bound before anything else of a run exists, and a person can read it."""
 
+import uuid
+
 import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowFailureError
 
 from relax_infer.contracts.engines import BundleBinding
+from relax_infer.contracts.run import RunStatus
 from relax_infer.machines import RunState
 from tests.workflows.scripted_world import ScriptedWorld, plan
-from tests.workflows.test_training_run import Working, start
+from tests.workflows.test_training_run import Working, nothing_was_broken, start
 from workflows._visible import placement_rows
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -40,7 +43,7 @@ async def test_a_placement_that_is_refused_leaves_nothing_begun(working: Working
             await (await start(client, steps=1)).result()
     assert "bind_placement refused" in str(failed.value.cause)
     assert world.calls["release_placement"] == 1
-    assert {"ensure_front", "open_transfer_queue", "launch_engines"} & set(world.calls) == set()
+    assert {"ensure_front", "open_transfer_queue", "onload_engines"} & set(world.calls) == set()
 
 
 async def test_a_stop_while_gpus_are_bound_ends_the_run_done(working: Working):
@@ -56,7 +59,7 @@ async def test_a_stop_while_gpus_are_bound_ends_the_run_done(working: Working):
     assert status.state is RunState.DONE
     assert status.step == 0
     assert world.calls["release_placement"] == 1
-    assert "launch_engines" not in world.calls
+    assert "onload_engines" not in world.calls
 
 
 async def test_current_details_say_who_has_which_gpus(working: Working):
@@ -85,3 +88,30 @@ async def test_gpus_are_told_node_by_node_and_of_many_nodes_the_first():
         ),
         ("GPUs of trainer", "10.0.0.0: 0, 1; 10.0.0.1: 0"),
     ]
+
+
+async def test_a_stop_while_a_role_is_brought_up_spares_the_others(working: Working):
+    world = ScriptedWorld()
+    world.faults["onload_engines"] = ["hang"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await world.stuck.wait()
+        told = await handle.execute_update("stop", result_type=RunStatus)
+        world.freed.set()
+        status = await handle.result()
+    assert "before its first step" in told.doing
+    assert (status.state, status.step) == (RunState.DONE, 0)
+    assert [role for role, what in world.log if what == "onload"] == ["genrm"]
+    nothing_was_broken(world)
+
+
+async def test_a_run_that_was_started_without_an_input_ends_at_once_and_says_what_to_give(
+    working: Working,
+):
+    async with working(ScriptedWorld()) as client:
+        handle = await client.start_workflow(
+            "TrainingRun", id=f"run-{uuid.uuid4().hex[:8]}", task_queue="relax"
+        )
+        with pytest.raises(WorkflowFailureError) as failed:
+            await handle.result()
+    assert "--input" in str(failed.value.cause)
