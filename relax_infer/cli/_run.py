@@ -139,6 +139,8 @@ async def _begin_and_watch(wishes: Wishes, checked: Checked, begun: _Begun) -> G
         elif await runs.is_open(wishes.run):
             begun.run = wishes.run
             words = "goes on already, with the recipe it was started with"
+            if ignored := sorted(checked.start.overrides):
+                words += f"; ignored here: {', '.join(ignored)}"
         else:
             begun.run = await _start_as(runs, server, checked, wishes.run)
         typer.echo(f"Run {begun.run} {words}.")
@@ -207,11 +209,17 @@ def _hand_over(glance: Glance, wishes: Wishes) -> int:
 def _end(glance: Glance, wishes: Wishes) -> int:
     """--down: not while somebody needs the stack."""
     if not glance.over:
-        typer.echo("The local stack stays up: the run waits for a person.")
+        typer.echo(
+            "The local stack stays up: the run waits for a person. Afterwards"
+            f" `relax-infer down{said_home(wishes.home)}` ends the stack."
+        )
         return Code.DONE
     others = asyncio.run(_others(wishes.home, glance.run.run))
     if others:
-        typer.echo(f"The local stack stays up: {', '.join(others)} still goes on.")
+        typer.echo(
+            f"The local stack stays up: {', '.join(others)} still goes on. Afterwards"
+            f" `relax-infer down{said_home(wishes.home)}` ends the stack."
+        )
         return Code.DONE
     try:
         end_stack(wishes.home, typer.echo)

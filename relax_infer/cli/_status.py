@@ -1,6 +1,7 @@
 """``relax-infer status``."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,20 @@ async def show_one(home: Path, run: str, *, as_json: bool) -> int:
         if as_json:
             typer.echo(json.dumps(document(glance, server.target), indent=2))
         else:
-            Console().print(board(glance, server.target.page_of(run)))
-            for name, link in server.target.views_of(run).items():
-                typer.echo(f"view {name:6} {link}")
+            console = Console()
+            console.print(board(glance, server.target.page_of(run)))
+            _print_views(console, server.target.views_of(run))
         return code_of(glance)
+
+
+def _print_views(console: Console, views: Mapping[str, str]) -> None:
+    """To be clicked on in a terminal, which shows their names only; whole elsewhere."""
+    if console.is_terminal and views:
+        names = " · ".join(f"[link={link}]{name}[/link]" for name, link in views.items())
+        console.print(f"web UI's lists of it: {names}")
+        return
+    for name, link in views.items():
+        typer.echo(f"view {name:6} {link}")
 
 
 async def watch_one(home: Path, run: str, *, as_json: bool) -> int:

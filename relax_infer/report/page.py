@@ -8,6 +8,7 @@ from relax_infer.report import tables
 from relax_infer.report.curves import learned
 from relax_infer.report.incidents import incidents_of, recoveries_of
 from relax_infer.report.occupancy import holders, occupancy, picture, plan_of
+from relax_infer.report.recipe import recipe_table
 from relax_infer.report.records import ALL, RunRecords
 from relax_infer.report.sampling import Chosen, choose
 from relax_infer.report.spans import SpanIndex, spans_of, time_of, transitions_of
@@ -22,6 +23,7 @@ _SECTIONS = (
     ("incidents", "Incidents"),
     ("samples-section", "Samples"),
     ("steps", "Steps"),
+    ("recipe", "Recipe"),
 )
 _FILTERS = """<div class="filters">
 <label>step<select id="f-step"><option value="">all</option></select></label>
@@ -73,6 +75,7 @@ def page(records: RunRecords) -> str:
 <h2 id="incidents">What went wrong</h2>{tables.incident_list(incidents)}
 <h2 id="samples-section">Samples</h2>{_samples(chosen)}
 <h2 id="steps">Steps</h2>{tables.step_table(steps, times)}
+<h2 id="recipe">Recipe</h2>{recipe_table(records.recipe)}
 <script>{_asset("report.js")}</script>
 </body></html>
 """

@@ -123,7 +123,8 @@ def _newest(store: StagingStore, step: int) -> tuple[str, pa.Table]:
     if not steps:
         raise PermanentError(
             f"Run {store.run} keeps no samples.",
-            cure="Is the run id right? `relax-infer status` lists the runs.",
+            cure="The first come while its first step generates; `relax-infer status` lists the"
+            " runs and where each stands.",
         )
     raise PermanentError(
         f"Step {step} of run {store.run} keeps no samples.",

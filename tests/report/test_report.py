@@ -158,3 +158,13 @@ def test_a_run_of_a_thousand_steps_gives_a_file_that_a_phone_can_open(store: str
     text = Page(out.read_text()).text
     assert "960 of 2621440 samples of 40 of 1000 steps, spread evenly" in text
     assert "Of 1000 steps the 20 slowest and the 40 newest" in text
+
+
+def test_the_recipe_s_values_stand_under_the_keys_that_set_takes(store: str, tmp_path: Path):
+    evil = "<b>x"
+    recipe = {"name": evil, "train": {"learning_rate": 0.001, "lora": None}, "stops": []}
+    keep(store).write_json("recipe.json", recipe)
+    text = written(store, tmp_path, a_record(1))
+    for key, value in (("train.learning_rate", "0.001"), ("train.lora", "null"), ("stops", "[]")):
+        assert f'<td>{key}</td><td class="left wrap"><code>{value}</code>' in text
+    assert evil not in text
