@@ -37,9 +37,13 @@ async def node_actor(spec: EngineGroupSpec, replica: int, node: int = 0) -> Any:
         try:
             await asyncio.wait_for(actor.ping.remote(), ACTOR_SECONDS)
         except TimeoutError as error:
+            bound = spec.node_bundles(replica, node)[0]
             raise TransientError(
-                f"Engine actor {name} did not answer within {ACTOR_SECONDS:.0f} s.",
-                cure="Its bundle may be full or its node down: look at `ray status`.",
+                f"Engine actor {name}, bound to GPU {bound.gpu_id} of node {bound.node_ip}, did not"
+                f" answer within {ACTOR_SECONDS:.0f} s.",
+                cure=f"Is {bound.node_ip} up (`ray status`)? It is found again once it is back; if"
+                " it never comes back and its processes are known to be gone, `relax-infer resolve`"
+                " with --confirm-released goes on without it.",
             ) from error
         except RayActorError as error:
             # It was dying when it was found; nothing was asked of it yet.

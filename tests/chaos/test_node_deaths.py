@@ -129,6 +129,7 @@ async def test_a_node_that_never_comes_back_is_left_out_on_a_person_s_word(clust
     blocked = time.time()
     seen = await status(handle)
     assert seen is not None
+    assert f"node {far.address}" in seen.doing
     assert "resolve" in seen.doing
     with pytest.raises(WorkflowUpdateFailedError) as refused:
         await handle.execute_update("resolve", ResolveRun(who="ada", why="it burned"))

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import gzip
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,3 +81,6 @@ if __name__ == "__main__":
         asyncio.run(export(*sys.argv[2:5]))
     else:
         print(asyncio.run(replay([StepTraces()] if sys.argv[2:] == ["traced"] else [])))
+    # The SDK's threads can abort an interpreter that is being taken down.
+    sys.stdout.flush()
+    os._exit(0)
