@@ -46,6 +46,7 @@ class GroupCore:
         self._told_so_far = int(carried.get("told", 0))
         self._turn = asyncio.Lock()
         """One operation at a time; a loss that is noticed is one."""
+        self._told_with_answer = False
 
     def _carry(self) -> dict[str, Any]:
         return {
@@ -59,12 +60,22 @@ class GroupCore:
 
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None, None]:
-        """The group's turn; the role hears what the group has become before any answer."""
+        """The group's turn; the role hears what the group has become with the answer or before."""
         async with self._turn:
+            self._told_with_answer = False
             try:
                 yield
             finally:
-                await self._tell_role()
+                if not self._told_with_answer:
+                    await self._tell_role()
+
+    def _tell_with(self, result: RoleResult) -> RoleResult:
+        """The answer to the role, which says what the group has become."""
+        if not workflow.patched("told-with-answer"):
+            return result
+        self._told_with_answer = True
+        self._show()
+        return result.model_copy(update={"snapshot": self._next_snapshot()})
 
     async def _tell_role(self) -> None:
         """The role learns what the group has become before it hears how the operation ended."""

@@ -90,9 +90,9 @@ class EngineLifecycle(GroupScaling):
         async with self._at_work():
             match operation.method:
                 case "onload":
-                    return await self._onload(operation, ask.operation_id)
+                    return self._tell_with(await self._onload(operation, ask.operation_id))
                 case "offload":
-                    return await self._offload(operation, ask.operation_id)
+                    return self._tell_with(await self._offload(operation, ask.operation_id))
                 case "stop":
                     return await self._stop(operation, ask.operation_id)
                 case "ready":

@@ -290,8 +290,12 @@ class InferenceRole:
                 self._close_groups()
                 await self._publish()
                 result = await self._pass_on(operation, operation_id)
-                await self._publish()
-                self._stopped = operation.method == "stop"
+                stops = operation.method == "stop"
+                if stops or not workflow.patched("published-after-offload"):
+                    await self._publish()
+                else:  # nobody is sent to it any more; that it sleeps may be told meanwhile
+                    self._changed = True
+                self._stopped = stops
             case _:
                 raise fail(PERMANENT, f"a role cannot {operation.method}")
         return result
@@ -327,7 +331,7 @@ class InferenceRole:
     async def _ask_group(
         self, model: str, operation: RoleOperation, operation_id: str
     ) -> RoleResult:
-        return await self._mail.ask(
+        result = await self._mail.ask(
             self._group_id(model),
             operation.method,
             operation,
@@ -335,6 +339,8 @@ class InferenceRole:
             operation_id=f"{operation_id}@{model}",
             timeout=PATIENT.get(operation.method, self._start.operation_timeout),
         )
+        self._learn(result.snapshot)
+        return result
 
     async def _ask_members(self, ask: MemberAsk, operation_id: str) -> Members:
         members = await self._mail.ask(
@@ -345,10 +351,13 @@ class InferenceRole:
             operation_id=operation_id,
             timeout=ask.timeout + self._start.operation_timeout,
         )
-        told = members.snapshot
-        if told is not None and told.number > self._groups[ask.model].number:
-            self._groups[ask.model] = told
+        self._learn(members.snapshot)
         return members
+
+    def _learn(self, told: GroupSnapshot | None) -> None:
+        """What an answer says that a group has become, unless a later word was here before it."""
+        if told is not None and told.number > self._groups[told.model].number:
+            self._groups[told.model] = told
 
     def _close_groups(self) -> None:
         """Show the role as draining before anything of it lets go."""

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from relax_infer.contracts.base import Message, StartInput
-from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole
+from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot, LeaseRole
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import RunRef, StagedRef, WeightsRef
 from relax_infer.contracts.training import TrainerSpec
@@ -163,6 +163,8 @@ class RoleResult(Message):
     """Probe, resolve: SLEEPING, READY or BLOCKED, as proved under the asked token."""
     why: str | None = None
     """BLOCKED: what stands in the way."""
+    snapshot: GroupSnapshot | None = None
+    """Of an engine group to its role: what it has become, so that no signal must come first."""
 
 
 class RoleCommand(Message):

@@ -11,7 +11,7 @@ from relax_infer.contracts.engines import (
     ReplicaReport,
     WatchReport,
 )
-from relax_infer.contracts.failures import RelaxError, UnconfirmedError
+from relax_infer.contracts.failures import RelaxError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import StaleFence
 from relax_infer.engines.actors import (
     answer,
@@ -193,7 +193,12 @@ class EngineGroup:
         limit = 2 * spec.launch_timeout + 3 * spec.drain_timeout + 60
 
         async def ask(replica: int) -> ReplicaOutcome:
-            actor = await node_actor(self.spec, replica)
+            try:
+                actor = await node_actor(self.spec, replica)
+            except TransientError as error:
+                if kind == "forget":  # nobody is there who could refuse a person's word
+                    raise UnconfirmedError(error.message, cure=error.cure) from error
+                raise
             return await answer(actor.operate.remote(kind, op), limit)
 
         def unknown(replica: int, error: RelaxError) -> ReplicaOutcome:

@@ -8,6 +8,7 @@ import pytest
 from relax_infer.contracts.engines import EngineGroupSpec, EngineOperation
 from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.fence import FenceToken, StaleFence
+from relax_infer.engines import EngineGroup, group
 from relax_infer.engines.actor import EngineActor
 from relax_infer.engines.closed_grants import ClosedGrants, closed_grants
 from relax_infer.machines import ReplicaState
@@ -63,3 +64,25 @@ async def test_an_engine_loads_nothing_under_a_closed_grant(spec: EngineGroupSpe
     assert outcome.stale == TOKEN
     assert outcome.report.state is ReplicaState.DEAD
     assert outcome.report.fence is None
+
+
+async def test_a_word_for_an_engine_that_nobody_can_ask_leaves_its_grant_closed(
+    spec: EngineGroupSpec, monkeypatch: pytest.MonkeyPatch
+):
+    """Its node is gone for good: no actor answers, and none can be made there."""
+
+    async def silent(*_: object) -> None:
+        raise TransientError("its actor did not answer", cure="Is its node up?")
+
+    monkeypatch.setattr(group, "node_actor", silent)
+    op = EngineOperation(group=spec, operation_id="word", fence=TOKEN, word="ana: it burned")
+    report = await EngineGroup(spec).forget(op.model_copy(update={"replicas": (1,)}))
+    [told] = report.replicas
+    assert told.state is ReplicaState.FAILED
+    assert told.error is not None
+    assert told.error.startswith("Unconfirmed: its actor did not answer")
+    with pytest.raises(StaleFence):
+        closed_grants(spec, 1).check(TOKEN)
+    # Of an operation that was asked for, the same silence says that nothing was begun.
+    asked = await EngineGroup(spec).offload(op)
+    assert all((each.error or "").startswith("Transient") for each in asked.replicas)
