@@ -23,6 +23,11 @@ _DYNAMIC_CONFIG = (
     "history.timerProcessorMaxPollRPS=200",
 )
 _PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
+SPEED = (
+    *(word for pragma in _PRAGMAS for word in ("--sqlite-pragma", pragma)),
+    *(word for value in _DYNAMIC_CONFIG for word in ("--dynamic-config-value", value)),
+)
+"""Options of a development server with its database in a file, without which it is slow."""
 
 
 def server_command(database: Path, port: int, ui_port: int, metrics_port: int) -> list[str]:
@@ -31,9 +36,8 @@ def server_command(database: Path, port: int, ui_port: int, metrics_port: int) -
         *(binary("temporal"), "server", "start-dev", "--ip", HOST, "--ui-ip", HOST),
         *("--port", str(port), "--ui-port", str(ui_port), "--metrics-port", str(metrics_port)),
         *("--db-filename", str(database), "--ui-disable-news-fetch", "--log-level", "warn"),
-        *(word for pragma in _PRAGMAS for word in ("--sqlite-pragma", pragma)),
         *(word for name in _SEARCH_ATTRIBUTES for word in ("--search-attribute", name)),
-        *(word for value in _DYNAMIC_CONFIG for word in ("--dynamic-config-value", value)),
+        *SPEED,
     ]
 
 

@@ -1,15 +1,12 @@
 """GpuLease: who may use a pool of GPUs. One per pool of a run; it outlives every step."""
 
-import asyncio
-from contextlib import suppress
 from datetime import timedelta
-from typing import Any, get_args
+from typing import get_args
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ApplicationError
 
-from relax_infer.contracts.engines import LeaseRole, OffloadCheck
-from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.engines import LeaseRole
 from relax_infer.contracts.lease import (
     HolderLost,
     LeaseAnswer,
@@ -18,19 +15,14 @@ from relax_infer.contracts.lease import (
     LeaseMethod,
     LeaseRequest,
     LeaseStatus,
-    RoleOperation,
     RoleResult,
 )
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.machines import IllegalTransition, LeaseEvent, LeaseState
-from workflows._calls import CONFIRM_OFFLOAD
-from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED, fail, kind_of, text_of
-from workflows._lease_book import LeaseBook, LeaseRefused
-from workflows._mailbox import Mailbox
-from workflows._operations import Operations
-from workflows._trainer_role import TrainerRole
-from workflows._visible import show_details, show_state
+from workflows._failures import PERMANENT, TRANSIENT, fail, kind_of, text_of
+from workflows._lease_book import LeaseRefused
+from workflows._lease_proving import LeaseProving
 
 UPDATES_PER_HISTORY = 1500
 GRANT_ATTEMPTS = 3
@@ -40,7 +32,7 @@ METHODS: tuple[LeaseMethod, ...] = get_args(LeaseMethod)
 
 
 @workflow.defn(name="GpuLease")
-class GpuLease:
+class GpuLease(LeaseProving):
     """Grants the pool to one role at a time, and takes it back only on proof.
 
     Other workflows send the signal ``ask`` (method = a lease method, payload = LeaseRequest),
@@ -49,30 +41,10 @@ class GpuLease:
 
     @workflow.init
     def __init__(self, start: LeaseInput) -> None:
-        carried: dict[str, Any] = start.carried or {}
-        self._start = start
-        self._book = (
-            LeaseBook.restore(carried["book"])
-            if carried
-            else LeaseBook(start.pool, start.roles, start.apart)
-        )
-        self._mail = Mailbox(carried.get("answers"))
-        self._operations = Operations(carried.get("operations"))
-        self._resolved_by: dict[str, str] = {}
-        self._proved: dict[str, RoleResult] = {
-            role: RoleResult.model_validate(seen)
-            for role, seen in carried.get("proved", {}).items()
-        }
-        """What each role said when it was last known to be up."""
+        super().__init__(start)
         self._waiters = 0
         self._updates = 0
-        self._asked = int(carried.get("asked", 0))
         self._closing = False
-        self._reconciling: set[str] = set()
-        self._hints: set[str] = set()
-        self._doubted: set[str] = set(carried.get("doubted", []))
-        """Roles whose evidence of release contradicted them."""
-        self._trainer = TrainerRole(start.trainer) if start.trainer else None
         for method in METHODS:
             self._offer_update(method)
 
@@ -83,23 +55,7 @@ class GpuLease:
         await workflow.wait_condition(workflow.all_handlers_finished)
         if self._closing:
             return self._book.status()
-        workflow.continue_as_new(
-            start.model_copy(
-                update={
-                    "carried": {
-                        "book": self._book.carry(),
-                        "answers": self._mail.carry(),
-                        "operations": self._operations.carry(),
-                        "asked": self._asked,
-                        "doubted": sorted(self._doubted),
-                        "proved": {
-                            role: seen.model_dump(mode="json")
-                            for role, seen in self._proved.items()
-                        },
-                    }
-                }
-            )
-        )
+        workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
 
     @property
     def _history_is_long(self) -> bool:
@@ -316,159 +272,6 @@ class GpuLease:
             fence=self._book.roles[role].fence, resolved_by=self._resolved_by.get(role)
         )
 
-    async def _judge(
-        self, role: str, fence: FenceToken, result: RoleResult
-    ) -> ApplicationError | None:
-        """Read the evidence of a release before anybody else is granted; None: it proves it."""
-        if not result.holders:
-            return None
-        check = OffloadCheck.model_validate(
-            {"role": role, "fence": fence, "evidence": result.evidence, "holders": result.holders}
-        )
-        try:
-            await CONFIRM_OFFLOAD[role](check, summary=f"evidence of {role}")
-        except ActivityError as error:
-            return fail(PERMANENT, text_of(error))
-        return None
-
-    async def _have(
-        self,
-        role: str,
-        method: str,
-        fence: FenceToken | None,
-        weights: WeightsRef | None,
-        word: str | None = None,
-    ) -> RoleResult:
-        """Have a role carry out ``method`` under ``fence``."""
-        operation = RoleOperation.model_validate(
-            {"method": method, "fence": fence, "weights": weights, "word": word}
-        )
-        self._asked += 1
-        operation_id = f"{self._start.run.run}.lease-{self._start.pool}.{self._asked}.{method}"
-        if role == "trainer":
-            assert self._trainer is not None
-            return await self._trainer.perform(operation, operation_id)
-        return await self._mail.ask(
-            f"{self._start.run.run}.{role}",
-            method,
-            operation,
-            RoleResult,
-            operation_id=operation_id,
-            timeout=self._start.operation_timeout,
-        )
-
-    # --- BLOCKED
-
-    async def _block_until_known(self, role: str, error: ApplicationError) -> None:
-        event = (
-            LeaseEvent.TIMED_OUT if kind_of(error) == UNCONFIRMED else LeaseEvent.OPERATION_FAILED
-        )
-        self._book.record(role, event, workflow.time(), reason=text_of(error))
-        await self._wait_until_known(role)
-
-    async def _wait_until_known(self, role: str) -> None:
-        """Reserve the pool until a probe or a person says where the role stands."""
-        self._show()
-        # A timer, not a clock: after a workflow task that timed out the clock shows the time of an
-        # earlier one, and another in replay.
-        patience = asyncio.create_task(workflow.sleep(self._start.reconcile_timeout))
-        try:
-            await self._probe_until_known(role, patience)
-        finally:
-            patience.cancel()
-
-    async def _probe_until_known(self, role: str, patience: "asyncio.Task[None]") -> None:
-        pause, told = 0.5, False
-        while role in self._book.blocked:
-            self._hints.discard(role)
-            await self._reconcile_once(role)
-            if role not in self._book.blocked:
-                break
-            if not told and patience.done():
-                await self._tell_run("lease_blocked")
-                told = True
-            # A person may take days: probes of our own end then, and the role says when to look.
-            with suppress(TimeoutError):
-                await workflow.wait_condition(
-                    lambda: role in self._hints or role not in self._book.blocked,
-                    timeout=None if told else timedelta(seconds=pause),
-                )
-            pause = min(2 * pause, 10.0)
-        if told:
-            await self._tell_run("lease_unblocked")
-        self._show()
-
-    async def _reconcile_once(self, role: str) -> None:
-        """One probe under the role's token; only what it proves changes the book, a release by its
-        evidence."""
-        lease = self._book.roles[role]
-        if lease.fence is None or role in self._reconciling or role in self._doubted:
-            return
-        self._reconciling.add(role)
-        try:
-            result = await self._have(role, "probe", lease.fence, None)
-            asleep = result.state in ("SLEEPING", "STOPPED")
-            wrong = await self._judge(role, lease.fence, result) if asleep else None
-        except ApplicationError as error:
-            workflow.logger.warning("probe of %s proved nothing: %s", role, text_of(error))
-            return
-        finally:
-            self._reconciling.discard(role)
-        if not self._is_blocked_under(role, lease.fence):
-            return  # an answer about an earlier grant
-        if wrong is not None:
-            self._doubted.add(role)
-            self._book.explain(role, text_of(wrong))
-        elif asleep:
-            self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
-        elif result.state == "READY":
-            self._proved[role] = result
-            self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
-
-    def _is_blocked_under(self, role: str, fence: FenceToken | None) -> bool:
-        """Still, after something was waited for."""
-        now = self._book.roles[role]
-        return now.state is LeaseState.BLOCKED and now.fence == fence
-
-    async def _resolve(self, request: LeaseRequest) -> None:
-        for role in self._book.blocked:
-            if request.role in (None, role):
-                await self._resolve_role(role, f"{request.who}: {request.why}")
-        batch = self._book.batch
-        meant = batch is not None and request.batch in (None, batch.batch)
-        if request.abandon and meant and not self._book.blocked:
-            self._book.abandon_batch()
-
-    async def _resolve_role(self, role: str, word: str) -> None:
-        """The word stands for what cannot be proved; what can answer lets go, or goes on."""
-        fence, told = self._book.roles[role].fence, role in self._doubted
-        result = await self._have(role, "resolve", fence, None, word=word)
-        state, asleep = result.state, result.state in ("SLEEPING", "STOPPED")
-        if asleep and result.evidence and fence is not None and not told:
-            # A person who was not told of a contradiction has not looked for what it is about.
-            wrong = await self._judge(role, fence, result)
-            if wrong is not None and self._is_blocked_under(role, fence):
-                self._doubted.add(role)
-                self._book.explain(role, text_of(wrong))
-                raise fail(PERMANENT, f"{text_of(wrong)} Look again; the next word stands.")
-        if not self._is_blocked_under(role, fence):
-            return  # a probe proved it meanwhile
-        self._doubted.discard(role)
-        if asleep:
-            self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
-            self._resolved_by[role] = word
-        elif state == "READY":
-            await self._reconcile_once(role)
-        else:
-            raise fail(UNCONFIRMED, f"{role} is {state} also after the word of {word}")
-
-    async def _tell_run(self, signal: str) -> None:
-        reasons = "; ".join(f"{r}: {self._book.roles[r].reason}" for r in self._book.blocked)
-        try:
-            await workflow.get_external_workflow_handle(self._start.run.run).signal(signal, reasons)
-        except ApplicationError as error:
-            workflow.logger.warning("the run cannot be told that the lease waits: %s", error)
-
     # --- waiting for a commit
 
     async def _wait_committed(self, request: LeaseRequest) -> LeaseAnswer:
@@ -488,30 +291,6 @@ class GpuLease:
         if batch not in self._book.committed:
             raise fail(PERMANENT, f"batch {batch} failed: {self._book.failure_of(batch)}")
         return LeaseAnswer()
-
-    # --- pieces
-
-    def _show(self) -> None:
-        book = self._book
-        if book.blocked:
-            show_state(LeaseState.BLOCKED)
-            reasons = "; ".join(f"{r}: {book.roles[r].reason}" for r in book.blocked)
-            doing = (
-                f"**BLOCKED.** {reasons}. The pool stays reserved; probes go on for"
-                f" {self._start.reconcile_timeout:.0f} s, then a person decides:\n\n"
-                f"`relax-infer resolve {self._start.run.run} --who NAME --why TEXT"
-                " --confirm-released`"
-            )
-        elif book.holders:
-            held = [f"{role} {book.roles[role].state}" for role in book.holders]
-            show_state(", ".join(held))
-            doing = f"Held by **{'**, **'.join(held)}**."
-        else:
-            show_state("FREE")
-            doing = "Nobody holds the pool."
-        batch = f"{book.batch.batch}: {book.batch.state}" if book.batch else "none"
-        rows = [(role, str(lease.state)) for role, lease in book.roles.items()]
-        show_details(doing, [*rows, ("batch", batch), ("fence", str(book.fence_counter))])
 
 
 def _request(command: LeaseCommand, method: LeaseMethod) -> LeaseRequest:

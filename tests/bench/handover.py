@@ -1,9 +1,9 @@
 """What a GPU handover costs beside the engines' own work: ``python -m tests.bench.handover``.
 
-A run over the scripted world, whose engines answer at once, on a real Temporal dev server with its
-database in a file. Counted is from the moment the lease asks one role to let go to the moment the
-next one has confirmed that it is up: drain, evidence, publication, grant and onload, with every
-signal and activity between them.
+A run over the scripted world, whose engines answer at once, on a real Temporal dev server with the
+database and the options of the local stack. Counted is from the moment the lease asks one role to
+let go to the moment the next one has confirmed that it is up: drain, evidence, publication, grant
+and onload, with every signal and activity between them.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from temporalio.worker import Worker
 from relax_infer.contracts.lease import LeaseStatus, LeaseTransition
 from relax_infer.contracts.policies import QUEUES
 from relax_infer.contracts.run import RunInput, RunStatus
-from tests.workflows.conftest import FAST
 from tests.workflows.scripted_world import ScriptedWorld
 from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workers._temporal import SPEED
 from workflows import WORKFLOWS
 from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
 
@@ -58,7 +58,7 @@ async def measure() -> dict[str, list[float]]:
                 data_converter=pydantic_data_converter,
                 search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
                 dev_server_database_filename=f"{folder}/temporal.db",
-                dev_server_extra_args=list(FAST),
+                dev_server_extra_args=list(SPEED),
                 dev_server_log_level="error",
             ) as environment,
             AsyncExitStack() as stack,

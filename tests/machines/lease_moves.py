@@ -204,7 +204,7 @@ class LeaseMoves(WorkingCopy):
         return said
 
     def _heard_probe(self, name: str, what: str, token: Token | None) -> None:
-        """Mirrors ``GpuLease._reconcile_once`` after its await."""
+        """Mirrors ``LeaseProving._reconcile_once`` after its await."""
         now = self.state.book.lease(name)
         if now.state is not LeaseState.BLOCKED or now.token != token:
             return
@@ -244,7 +244,7 @@ class LeaseMoves(WorkingCopy):
         self.on_resolve(name, abandon=True)
 
     def _heard_resolution(self, name: str, token: Token | None, answer: Answer) -> None:
-        """Mirrors ``GpuLease._resolve_role`` after its await."""
+        """Mirrors ``LeaseProving._resolve_role`` after its await."""
         _, abandon, told = self.state.resolving
         self.state = self.state._replace(resolving=())
         if not answer.ok:
@@ -485,7 +485,7 @@ class LeaseMoves(WorkingCopy):
         return self._succeeded()
 
     def _doubts(self, name: str) -> bool:
-        """Mirrors ``GpuLease._judge``: the evidence tells whether something is still held."""
+        """Mirrors ``LeaseCore._judge``: the evidence tells whether something is still held."""
         role: Role = self._role(name)
         if role.holding and "memory_not_freed" in self.config.allow:
             self._set_role(name, role._replace(doubted=True))

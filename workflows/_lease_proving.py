@@ -1,0 +1,121 @@
+"""Where a role stands after an answer was lost: by probes, by evidence, by a person's word."""
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.lease import LeaseRequest
+from relax_infer.machines import LeaseEvent, LeaseState
+from workflows._failures import PERMANENT, UNCONFIRMED, fail, kind_of, text_of
+from workflows._lease_core import LeaseCore
+
+
+class LeaseProving(LeaseCore):
+    """A BLOCKED lease: nobody is granted the pool until it is known again who holds it."""
+
+    async def _block_until_known(self, role: str, error: ApplicationError) -> None:
+        event = (
+            LeaseEvent.TIMED_OUT if kind_of(error) == UNCONFIRMED else LeaseEvent.OPERATION_FAILED
+        )
+        self._book.record(role, event, workflow.time(), reason=text_of(error))
+        await self._wait_until_known(role)
+
+    async def _wait_until_known(self, role: str) -> None:
+        """Reserve the pool until a probe or a person says where the role stands."""
+        self._show()
+        # A timer, not a clock: after a workflow task that timed out the clock shows the time of an
+        # earlier one, and another in replay.
+        patience = asyncio.create_task(workflow.sleep(self._start.reconcile_timeout))
+        try:
+            await self._probe_until_known(role, patience)
+        finally:
+            patience.cancel()
+
+    async def _probe_until_known(self, role: str, patience: "asyncio.Task[None]") -> None:
+        pause, told = 0.5, False
+        while role in self._book.blocked:
+            self._hints.discard(role)
+            await self._reconcile_once(role)
+            if role not in self._book.blocked:
+                break
+            if not told and patience.done():
+                await self._tell_run("lease_blocked")
+                told = True
+            # A person may take days: probes of our own end then, and the role says when to look.
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: role in self._hints or role not in self._book.blocked,
+                    timeout=None if told else timedelta(seconds=pause),
+                )
+            pause = min(2 * pause, 10.0)
+        if told:
+            await self._tell_run("lease_unblocked")
+        self._show()
+
+    async def _reconcile_once(self, role: str) -> None:
+        """One probe under the role's token; only what it proves changes the book, a release by its
+        evidence."""
+        lease = self._book.roles[role]
+        if lease.fence is None or role in self._reconciling or role in self._doubted:
+            return
+        self._reconciling.add(role)
+        try:
+            result = await self._have(role, "probe", lease.fence, None)
+            asleep = result.state in ("SLEEPING", "STOPPED")
+            wrong = await self._judge(role, lease.fence, result) if asleep else None
+        except ApplicationError as error:
+            workflow.logger.warning("probe of %s proved nothing: %s", role, text_of(error))
+            return
+        finally:
+            self._reconciling.discard(role)
+        if not self._is_blocked_under(role, lease.fence):
+            return  # an answer about an earlier grant
+        if wrong is not None:
+            self._doubted.add(role)
+            self._book.explain(role, text_of(wrong))
+        elif asleep:
+            self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
+        elif result.state == "READY":
+            self._proved[role] = result
+            self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
+
+    def _is_blocked_under(self, role: str, fence: FenceToken | None) -> bool:
+        """Still, after something was waited for."""
+        now = self._book.roles[role]
+        return now.state is LeaseState.BLOCKED and now.fence == fence
+
+    async def _resolve(self, request: LeaseRequest) -> None:
+        for role in self._book.blocked:
+            if request.role in (None, role):
+                await self._resolve_role(role, f"{request.who}: {request.why}")
+        batch = self._book.batch
+        meant = batch is not None and request.batch in (None, batch.batch)
+        if request.abandon and meant and not self._book.blocked:
+            self._book.abandon_batch()
+
+    async def _resolve_role(self, role: str, word: str) -> None:
+        """The word stands for what cannot be proved; what can answer lets go, or goes on."""
+        fence, told = self._book.roles[role].fence, role in self._doubted
+        result = await self._have(role, "resolve", fence, None, word=word)
+        state, asleep = result.state, result.state in ("SLEEPING", "STOPPED")
+        if asleep and result.evidence and fence is not None and not told:
+            # A person who was not told of a contradiction has not looked for what it is about.
+            wrong = await self._judge(role, fence, result)
+            if wrong is not None and self._is_blocked_under(role, fence):
+                self._doubted.add(role)
+                self._book.explain(role, text_of(wrong))
+                raise fail(PERMANENT, f"{text_of(wrong)} Look again; the next word stands.")
+        if not self._is_blocked_under(role, fence):
+            return  # a probe proved it meanwhile
+        self._doubted.discard(role)
+        if asleep:
+            self._book.record(role, LeaseEvent.RESOLVED_BY_OPERATOR, workflow.time())
+            self._resolved_by[role] = word
+        elif state == "READY":
+            await self._reconcile_once(role)
+        else:
+            raise fail(UNCONFIRMED, f"{role} is {state} also after the word of {word}")
