@@ -1,5 +1,8 @@
 """What kind of failure a workflow met, and errors that it raises itself."""
 
+from collections.abc import Awaitable
+
+from temporalio import workflow
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -46,3 +49,11 @@ def root(error: BaseException) -> BaseException:
     while isinstance(error, (ActivityError, ChildWorkflowError)) and error.cause is not None:
         error = error.cause
     return error
+
+
+async def in_peace(work: Awaitable[object]) -> None:
+    """Part of giving up: a further failure is logged and must not hide the first."""
+    try:
+        await work
+    except FailureError as error:
+        workflow.logger.error("while giving up: %s", text_of(error))

@@ -1,28 +1,21 @@
 """TrainingRun: a run from its recipe to its last step."""
 
 import itertools
-from collections.abc import Awaitable
 
 from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, FailureError
 
 from relax_infer.contracts.lease import LeaseRequest
 from relax_infer.contracts.mailbox import Answer, Ask
-from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import (
-    FrontAddress,
     ResolveRequest,
     ResolveRun,
-    RunCarry,
     RunInput,
-    RunPlan,
-    RunProgress,
     RunStatus,
     StepInput,
     StepResult,
     TurnAnswer,
     batch_of,
-    more_than_accuracy,
 )
 from relax_infer.machines import RUN, RunEvent, RunState
 from workflows._ahead import StepsAhead
@@ -31,37 +24,23 @@ from workflows._calls import (
     RELEASE_PLACEMENT,
     RESOLVE_RECIPE,
 )
-from workflows._failures import PERMANENT, fail, text_of
-from workflows._lease_client import LeaseClient
-from workflows._mailbox import Mailbox
-from workflows._premises import Premises, inference_roles
+from workflows._failures import PERMANENT, fail, in_peace, text_of
+from workflows._premises import Premises
+from workflows._run_core import RunCore
 from workflows._visible import (
     attributes,
-    placement_rows,
-    show_details,
-    show_reward,
     show_run,
-    show_state,
-    show_weights,
 )
 
-_UPDATES = {
-    RunEvent.PAUSE_ASKED: "pause",
-    RunEvent.RESUME_ASKED: "resume",
-    RunEvent.RESOLVED_BY_OPERATOR: "resolve",
-    RunEvent.STOP_ASKED: "stop",
-}
 NOTHING_GIVEN = RunInput(recipe="")
 """Stands for the input of a run that was started without one. Without a default the run would wait
 for ever for code that takes none; with None the type would be a union, whose errors say less."""
-PROGRESS_KEPT = 1000
-PROGRESS_SHOWN = 50
 RESTARTS = 3
 """Times that a person may have every role of a run restarted."""
 
 
 @workflow.defn(name="TrainingRun")
-class TrainingRun:
+class TrainingRun(RunCore):
     """Brings lease, roles, trainer and servers up, runs step after step, and takes all down again.
 
     Continues as new between steps only; lease, roles and engine groups live on meanwhile.
@@ -69,43 +48,7 @@ class TrainingRun:
 
     @workflow.init
     def __init__(self, start: RunInput = NOTHING_GIVEN) -> None:
-        self._start = start
-        self._id = workflow.info().workflow_id
-        self._mail = Mailbox()
-        self._lease = LeaseClient(self._mail, self._id)
-        self._state: RunState = RUN.initial
-        self._doing = "reads the recipe"
-        self._error: str | None = None
-        self._plan: RunPlan | None = None
-        self._front: FrontAddress | None = None
-        self._weights: WeightsRef | None = None
-        self._step = -1
-        self._target = start.steps or 0
-        self._progress: list[RunProgress] = []
-        self._histories = 0
-        self._steps_here = 0
-        self._ahead: StepsAhead | None = None
-        self._left = False
-        """A step gave up and is not tried again."""
-        self._restarts = 0
-        self._resolved: ResolveRun | None = None
-        self._lease_waits: str | None = None
-        self._bound = False
-        self._alarm: str | None = None
-        """Why the run pauses, if nobody asked for it."""
-        if start.carried is not None:
-            self._take_over(start.carried)
-
-    def _take_over(self, carried: RunCarry) -> None:
-        self._state = carried.state
-        self._plan = carried.plan
-        self._front = carried.front
-        self._weights = carried.weights
-        self._step = carried.step
-        self._target = carried.target
-        self._progress = list(carried.progress)
-        self._histories = carried.histories + 1
-        self._restarts = carried.restarts
+        super().__init__(start)
 
     # --- ways in
 
@@ -141,25 +84,7 @@ class TrainingRun:
 
     @workflow.query
     def status(self) -> RunStatus:
-        plan = self._plan
-        accuracy = [p.accuracy for p in self._progress if p.accuracy is not None]
-        reward = [p.reward for p in self._progress if p.reward is not None]
-        return RunStatus(
-            run=self._id,
-            state=self._state,
-            doing=self._doing,
-            step=max(self._step, 0),
-            target=self._target,
-            weight_version=self._weights.version if self._weights else None,
-            accuracy=accuracy[-1] if accuracy else None,
-            reward=reward[-1] if reward else None,
-            progress=tuple(self._progress[-PROGRESS_SHOWN:]),
-            error=self._error,
-            gateway_url=self._front.gateway_url if self._front else None,
-            store=plan.run.store if plan else None,
-            lease=f"{self._id}.lease" if plan else None,
-            roles={role: f"{self._id}.{role}" for role in inference_roles(plan)} if plan else {},
-        )
+        return self._status()
 
     @workflow.update
     def pause(self) -> RunStatus:
@@ -434,22 +359,14 @@ class TrainingRun:
         self._error = text_of(error)
         self._show(f"cannot start: {self._error}; takes down what was brought up")
         if self._bound:
-            await self._in_peace(self._take_down())
+            await in_peace(self._take_down())
         elif self._plan is not None:  # no lease, role or server was begun: nobody could be asked
-            await self._in_peace(RELEASE_PLACEMENT(self._plan.run, summary="placement group"))
+            await in_peace(RELEASE_PLACEMENT(self._plan.run, summary="placement group"))
         if self._state is RunState.STOPPING:
             self._move(RunEvent.RELEASE_PROVED, "was stopped before its first step")
             return True
         self._move(RunEvent.GAVE_UP, f"could not start: {self._error}")
         return False
-
-    @staticmethod
-    async def _in_peace(work: Awaitable[object]) -> None:
-        """Part of giving up: a further failure is logged and must not hide the first."""
-        try:
-            await work
-        except FailureError as error:
-            workflow.logger.error("while giving up: %s", text_of(error))
 
     # --- pieces
 
@@ -464,104 +381,9 @@ class TrainingRun:
             leaving=lambda: self._state is RunState.STOPPING,
         )
 
-    @property
-    def _planned(self) -> RunPlan:
-        assert self._plan is not None
-        return self._plan
-
-    @property
-    def _history_is_long(self) -> bool:
-        limit = self._start.steps_per_history
-        if limit is not None and self._steps_here >= limit:
-            return True
-        return workflow.info().is_continue_as_new_suggested()
-
-    def _carry(self) -> RunCarry:
-        assert self._front is not None
-        assert self._weights is not None
-        return RunCarry(
-            plan=self._planned,
-            state=self._state,
-            front=self._front,
-            step=self._step,
-            target=self._target,
-            weights=self._weights,
-            progress=tuple(self._progress[-PROGRESS_KEPT:]),
-            histories=self._histories,
-            restarts=self._restarts,
-        )
-
-    def _note(self, result: StepResult) -> None:
-        batch, training, evaluation = result.batch, result.training, result.evaluation
-        self._progress.append(
-            RunProgress(
-                step=result.step,
-                reward=batch.reward_mean if batch else None,
-                accuracy=evaluation.accuracy if evaluation else None,
-                evaluated=more_than_accuracy(evaluation),
-                teacher_kl=batch.teacher_kl if batch else None,
-                loss=training.loss if training else None,
-                logprob_gap=training.logprob_gap if training else None,
-                alarms=result.alarms,
-                seconds=result.seconds,
-                record=result.record,
-            )
-        )
-        show_weights(result.weights.version)
-        show_reward(batch.reward_mean if batch else None)
-        self._heed(result)
-
-    def _heed(self, result: StepResult) -> None:
-        """Pause where the recipe wants it for an alarm; not after the last step."""
-        wanted = result.alarms and self._planned.logprob_bound.action == "pause"
-        if wanted and result.step < self._target and RUN.allows(self._state, RunEvent.PAUSE_ASKED):
-            self._alarm = f"step {result.step}: {'; '.join(result.alarms)}"
-            self._move(RunEvent.PAUSE_ASKED, f"pauses: {self._alarm}")
-
-    def _need(self, event: RunEvent) -> None:
-        if not RUN.allows(self._state, event):
-            able = [update for legal, update in _UPDATES.items() if RUN.allows(self._state, legal)]
-            raise ValueError(
-                f"the run is {self._state}: it cannot {_UPDATES[event]} now; what can be asked:"
-                f" {', '.join(able) or 'nothing'}"
-            )
-
-    def _move(self, event: RunEvent, doing: str) -> None:
-        self._state = RUN.advance(self._state, event)
-        self._show(doing)
-
-    def _show(self, doing: str) -> None:
-        self._doing = doing
-        show_state(self._state)
-        rows = [(f"step {p.step}", _told(p)) for p in self._progress[-5:]]
-        rows += [
-            ("**warning**", f"step {p.step}: {alarm}")
-            for p in self._progress[-5:]
-            for alarm in p.alarms
-        ]
-        if self._plan is not None:
-            rows += placement_rows(self._plan)
-        text = f"**{self._state}**: {doing}"
-        if self._state is RunState.BLOCKED:
-            text += (
-                f"\n\n`relax-infer resolve {self._id} --who NAME --why TEXT` goes on;"
-                " add `--stop` to stop, `--confirm-released` when you saw that the named holder"
-                " let go of its GPUs."
-            )
-        show_details(text, rows)
-
 
 def _word(resolved: ResolveRun | None) -> str | None:
     """That nothing is left, if that is what they say."""
     if resolved is None or not resolved.confirm_released:
         return None
     return f"{resolved.who}: {resolved.why}"
-
-
-def _told(progress: RunProgress) -> str:
-    text = f"reward {_shown(progress.reward)}, accuracy {_shown(progress.accuracy)}"
-    return text + "".join(f", {name} {value:.3f}" for name, value in progress.evaluated.items())
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -44,7 +44,7 @@ from workflows._calls import (
     WRITE_BACK_SCORES,
     Call,
 )
-from workflows._failures import fail, kind_of, text_of
+from workflows._failures import fail, in_peace, kind_of, text_of
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
 from workflows._step_gpus import StepGpus
@@ -345,18 +345,10 @@ class TrainingStep:
         why = self._journal.error = text_of(error)
         workflow.logger.error("step %d gives up: %s", self._start.step, why)
         for role in self._gpus.to_let_go():
-            await self._in_peace(self._gpus.let_go(role))
-        await self._in_peace(self._gpus.fail_batch(why or "unknown"))
+            await in_peace(self._gpus.let_go(role))
+        await in_peace(self._gpus.fail_batch(why or "unknown"))
         self._journal.enter(StepEvent.GAVE_UP, f"gave up: {why}")
-        await self._in_peace(self._journal.keep())
-
-    @staticmethod
-    async def _in_peace(work: Awaitable[object]) -> None:
-        """Part of giving up: a further failure is logged and must not hide the first."""
-        try:
-            await work
-        except FailureError as error:
-            workflow.logger.error("while giving up: %s", text_of(error))
+        await in_peace(self._journal.keep())
 
 
 async def _all_ended(*work: Awaitable[PhaseResult]) -> list[PhaseResult]:

@@ -1,0 +1,196 @@
+"""What every part of a run's workflow needs: where it stands, and how it shows that."""
+
+from temporalio import workflow
+
+from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.run import (
+    FrontAddress,
+    ResolveRun,
+    RunCarry,
+    RunInput,
+    RunPlan,
+    RunProgress,
+    RunStatus,
+    StepResult,
+    more_than_accuracy,
+)
+from relax_infer.machines import RUN, RunEvent, RunState
+from workflows._ahead import StepsAhead
+from workflows._lease_client import LeaseClient
+from workflows._mailbox import Mailbox
+from workflows._premises import inference_roles
+from workflows._visible import (
+    placement_rows,
+    show_details,
+    show_reward,
+    show_state,
+    show_weights,
+)
+
+_UPDATES = {
+    RunEvent.PAUSE_ASKED: "pause",
+    RunEvent.RESUME_ASKED: "resume",
+    RunEvent.RESOLVED_BY_OPERATOR: "resolve",
+    RunEvent.STOP_ASKED: "stop",
+}
+PROGRESS_KEPT = 1000
+PROGRESS_SHOWN = 50
+
+
+class RunCore:
+    """State of the workflow, what it has learned so far, and what a person may ask of it."""
+
+    def __init__(self, start: RunInput) -> None:
+        self._start = start
+        self._id = workflow.info().workflow_id
+        self._mail = Mailbox()
+        self._lease = LeaseClient(self._mail, self._id)
+        self._state: RunState = RUN.initial
+        self._doing = "reads the recipe"
+        self._error: str | None = None
+        self._plan: RunPlan | None = None
+        self._front: FrontAddress | None = None
+        self._weights: WeightsRef | None = None
+        self._step = -1
+        self._target = start.steps or 0
+        self._progress: list[RunProgress] = []
+        self._histories = 0
+        self._steps_here = 0
+        self._ahead: StepsAhead | None = None
+        self._left = False
+        """A step gave up and is not tried again."""
+        self._restarts: int = 0
+        self._resolved: ResolveRun | None = None
+        self._lease_waits: str | None = None
+        self._bound = False
+        self._alarm: str | None = None
+        """Why the run pauses, if nobody asked for it."""
+        if start.carried is not None:
+            self._take_over(start.carried)
+
+    def _take_over(self, carried: RunCarry) -> None:
+        self._state = carried.state
+        self._plan = carried.plan
+        self._front = carried.front
+        self._weights = carried.weights
+        self._step = carried.step
+        self._target = carried.target
+        self._progress = list(carried.progress)
+        self._histories = carried.histories + 1
+        self._restarts = carried.restarts
+
+    def _status(self) -> RunStatus:
+        plan = self._plan
+        accuracy = [p.accuracy for p in self._progress if p.accuracy is not None]
+        reward = [p.reward for p in self._progress if p.reward is not None]
+        return RunStatus(
+            run=self._id,
+            state=self._state,
+            doing=self._doing,
+            step=max(self._step, 0),
+            target=self._target,
+            weight_version=self._weights.version if self._weights else None,
+            accuracy=accuracy[-1] if accuracy else None,
+            reward=reward[-1] if reward else None,
+            progress=tuple(self._progress[-PROGRESS_SHOWN:]),
+            error=self._error,
+            gateway_url=self._front.gateway_url if self._front else None,
+            store=plan.run.store if plan else None,
+            lease=f"{self._id}.lease" if plan else None,
+            roles={role: f"{self._id}.{role}" for role in inference_roles(plan)} if plan else {},
+        )
+
+    @property
+    def _planned(self) -> RunPlan:
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def _history_is_long(self) -> bool:
+        limit = self._start.steps_per_history
+        if limit is not None and self._steps_here >= limit:
+            return True
+        return workflow.info().is_continue_as_new_suggested()
+
+    def _carry(self) -> RunCarry:
+        assert self._front is not None
+        assert self._weights is not None
+        return RunCarry(
+            plan=self._planned,
+            state=self._state,
+            front=self._front,
+            step=self._step,
+            target=self._target,
+            weights=self._weights,
+            progress=tuple(self._progress[-PROGRESS_KEPT:]),
+            histories=self._histories,
+            restarts=self._restarts,
+        )
+
+    def _note(self, result: StepResult) -> None:
+        batch, training, evaluation = result.batch, result.training, result.evaluation
+        self._progress.append(
+            RunProgress(
+                step=result.step,
+                reward=batch.reward_mean if batch else None,
+                accuracy=evaluation.accuracy if evaluation else None,
+                evaluated=more_than_accuracy(evaluation),
+                teacher_kl=batch.teacher_kl if batch else None,
+                loss=training.loss if training else None,
+                logprob_gap=training.logprob_gap if training else None,
+                alarms=result.alarms,
+                seconds=result.seconds,
+                record=result.record,
+            )
+        )
+        show_weights(result.weights.version)
+        show_reward(batch.reward_mean if batch else None)
+        self._heed(result)
+
+    def _heed(self, result: StepResult) -> None:
+        """Pause where the recipe wants it for an alarm; not after the last step."""
+        wanted = result.alarms and self._planned.logprob_bound.action == "pause"
+        if wanted and result.step < self._target and RUN.allows(self._state, RunEvent.PAUSE_ASKED):
+            self._alarm = f"step {result.step}: {'; '.join(result.alarms)}"
+            self._move(RunEvent.PAUSE_ASKED, f"pauses: {self._alarm}")
+
+    def _need(self, event: RunEvent) -> None:
+        if not RUN.allows(self._state, event):
+            able = [update for legal, update in _UPDATES.items() if RUN.allows(self._state, legal)]
+            raise ValueError(
+                f"the run is {self._state}: it cannot {_UPDATES[event]} now; what can be asked:"
+                f" {', '.join(able) or 'nothing'}"
+            )
+
+    def _move(self, event: RunEvent, doing: str) -> None:
+        self._state = RUN.advance(self._state, event)
+        self._show(doing)
+
+    def _show(self, doing: str) -> None:
+        self._doing = doing
+        show_state(self._state)
+        rows = [(f"step {p.step}", _told(p)) for p in self._progress[-5:]]
+        rows += [
+            ("**warning**", f"step {p.step}: {alarm}")
+            for p in self._progress[-5:]
+            for alarm in p.alarms
+        ]
+        if self._plan is not None:
+            rows += placement_rows(self._plan)
+        text = f"**{self._state}**: {doing}"
+        if self._state is RunState.BLOCKED:
+            text += (
+                f"\n\n`relax-infer resolve {self._id} --who NAME --why TEXT` goes on;"
+                " add `--stop` to stop, `--confirm-released` when you saw that the named holder"
+                " let go of its GPUs."
+            )
+        show_details(text, rows)
+
+
+def _told(progress: RunProgress) -> str:
+    text = f"reward {_shown(progress.reward)}, accuracy {_shown(progress.accuracy)}"
+    return text + "".join(f", {name} {value:.3f}" for name, value in progress.evaluated.items())
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
