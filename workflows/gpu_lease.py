@@ -30,6 +30,7 @@ from workflows._lease_book import LeaseBook, LeaseRefused
 from workflows._mailbox import Mailbox
 from workflows._operations import Operations
 from workflows._trainer_role import TrainerRole
+from workflows._versions import AUTO_UPGRADE
 from workflows._visible import show_details, show_state
 
 UPDATES_PER_HISTORY = 1500
@@ -39,7 +40,7 @@ WAIT_COMMITTED = timedelta(seconds=5)
 METHODS: tuple[LeaseMethod, ...] = get_args(LeaseMethod)
 
 
-@workflow.defn(name="GpuLease")
+@workflow.defn(name="GpuLease", versioning_behavior=AUTO_UPGRADE)
 class GpuLease:
     """Grants the pool to one role at a time, and takes it back only on proof.
 

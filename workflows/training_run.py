@@ -35,6 +35,7 @@ from workflows._failures import PERMANENT, fail, text_of
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
 from workflows._premises import Premises, inference_roles
+from workflows._versions import AUTO_UPGRADE
 from workflows._visible import (
     attributes,
     placement_rows,
@@ -57,7 +58,7 @@ RESTARTS = 3
 """Times that a person may have every role of a run restarted."""
 
 
-@workflow.defn(name="TrainingRun")
+@workflow.defn(name="TrainingRun", versioning_behavior=AUTO_UPGRADE)
 class TrainingRun:
     """Brings lease, roles, trainer and servers up, runs step after step, and takes all down again.
 

@@ -59,6 +59,7 @@ from workflows._failures import PERMANENT, fail, kind_of, text_of
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
 from workflows._turns import Turn
+from workflows._versions import PINNED
 from workflows._visible import attributes, show_details, show_reward, show_state, show_weights
 
 LONGEST_PAUSE = 20.0
@@ -67,7 +68,7 @@ I = TypeVar("I", bound=BaseModel)  # noqa: E741
 O = TypeVar("O", bound=BaseModel)  # noqa: E741
 
 
-@workflow.defn(name="TrainingStep")
+@workflow.defn(name="TrainingStep", versioning_behavior=PINNED)
 class TrainingStep:
     """prepare → generate → offload → judge → teach → write back → publish → finalise → commit →
     train → sync weights → evaluate. Step 0 syncs the first weights and evaluates.
