@@ -5,29 +5,31 @@
 set -eu
 namespace=${TEMPORAL_NAMESPACE:-default}
 
-tries=0
-until temporal operator cluster health >/dev/null 2>&1; do
-    tries=$((tries + 1))
-    if [ "$tries" -ge 60 ]; then
-        echo "${TEMPORAL_ADDRESS:-localhost:7233} does not answer" >&2
-        exit 1
-    fi
-    sleep 2
-done
+# A server that has just started, or a namespace that was just made, is not known everywhere at once.
+patiently() {
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 60 ] || return 1
+        sleep 1
+    done
+}
+
+patiently temporal operator cluster health >&2
 
 if [ -z "${RELAX_NAMESPACE_IS_THERE:-}" ] &&
     ! temporal operator namespace describe --namespace "$namespace" >/dev/null 2>&1; then
     temporal operator namespace create --namespace "$namespace" --retention 720h
 fi
 
-known=$(temporal operator search-attribute list --namespace "$namespace")
+known=$(patiently temporal operator search-attribute list --namespace "$namespace")
 for attribute in RelaxRun=Keyword RelaxStep=Int RelaxRole=Keyword RelaxState=Keyword \
     RelaxWeightVersion=Int RelaxReward=Double; do
     name=${attribute%=*}
     case $known in
     *"$name"*) ;;
     *)
-        temporal operator search-attribute create --namespace "$namespace" \
+        patiently temporal operator search-attribute create --namespace "$namespace" \
             --name "$name" --type "${attribute#*=}"
         ;;
     esac
