@@ -13,7 +13,7 @@ from relax_infer.discovery import RoleSnapshot
 from relax_infer.placement import plan_inference_placement
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:
