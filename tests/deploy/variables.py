@@ -13,6 +13,8 @@ _CODE = "\n".join(
 OURS = frozenset(re.findall(r"\bRELAX_[A-Z_]*[A-Z]\b", _CODE))
 _SCRIPTS = "\n".join(path.read_text() for path in (ROOT / "deploy").glob("*.sh"))
 OF_SCRIPTS = frozenset(re.findall(r"\$\{(RELAX_[A-Z_]+)", _SCRIPTS))
+_COMPOSE = (ROOT / "deploy" / "compose.yaml").read_text()
+OF_COMPOSE = frozenset(re.findall(r"\$\{(RELAX_[A-Z_]+)", _COMPOSE))
 OTHERS = frozenset(
     {
         *("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE", "TEMPORAL_API_KEY", "TEMPORAL_TLS"),
