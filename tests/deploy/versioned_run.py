@@ -27,6 +27,8 @@ TEMPORAL = str(Path(sys.executable).parent / "temporal")
 MAKE_CURRENT = "worker deployment set-current-version --deployment-name relax --build-id"
 """As docs/deploy.md has it."""
 DESCRIBE = "worker deployment describe-version --deployment-name relax --build-id"
+_PATIENCE = 80.0
+"""Seconds; who waits for this process waits longer, so that it ends its server itself."""
 WATCHED = ("", ".lease", ".rollout", ".step-1", ".step-2", ".step-3", ".step-4")
 
 
@@ -80,10 +82,14 @@ async def main() -> dict[str, Any]:
         client = environment.client
         await begin(client, stack, "one")
         handle = await start(client, steps=4)
-        await world.held.wait()
+        await asyncio.wait_for(world.held.wait(), _PATIENCE)
         await begin(client, stack, "two")
         world.go_on.set()
-        done = await handle.result()
+        try:
+            done = await asyncio.wait_for(handle.result(), _PATIENCE)
+        except TimeoutError:
+            seen = [(w.id, str(w.status)) async for w in client.list_workflows()]
+            raise AssertionError(f"it goes on: {world.calls}, {world.log[-6:]}, {seen}") from None
         seen = {name: await placed(client, f"{handle.id}{name}") for name in WATCHED}
     told = {"state": done.state, "weights": done.weight_version, "broken": world.violations}
     return {**told, "seen": seen}
