@@ -12,12 +12,13 @@
 #   make reference        docs/recipe.md from the typed recipe, docs/openapi.json from the routes,
 #                         docs/metrics.md from the table of metrics
 #   make pictures         docs/placement/*.svg from the shipped recipes
+#   make docs             the documents as a site, in site/
 
 SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference pictures
+.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference pictures docs
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -147,3 +148,25 @@ reference: install
 
 pictures: install
 	$(BIN)/python -m relax_infer.placement docs/placement
+
+# A small interpreter of its own: nothing of it is needed to run or test anything.
+DOCS := .venv-docs
+
+docs:
+	@wanted=$$(sha256sum lock/docs.lock | cut -d' ' -f1)
+	if [ "$$(cat $(DOCS)/.installed 2>/dev/null)" != "$$wanted" ]; then
+	  for python in $(PYTHON) python3.11 python3; do
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+	      found=$$python; break
+	    fi
+	  done
+	  if [ -z "$${found:-}" ]; then
+	    echo "Python 3.11 or later is needed: make docs PYTHON=/path/to/python3.11" >&2; exit 2
+	  fi
+	  echo "Installing the packages of lock/docs.lock into $(DOCS)"
+	  "$$found" -m venv $(DOCS)
+	  $(DOCS)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r lock/docs.lock
+	  echo "$$wanted" > $(DOCS)/.installed
+	fi
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	echo "site/index.html"

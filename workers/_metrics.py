@@ -17,6 +17,7 @@ from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.telemetry.run_metrics import RunMetrics
 from workers._run_watch import RunWatch
+from workers._variables import port_of
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def sdk_runtime(variables: Mapping[str, str] | None = None) -> Runtime | None:
         PermanentError: the port cannot be used.
     """
     given = os.environ if variables is None else variables
-    port = _port(given, "RELAX_SDK_METRICS_PORT")
+    port = port_of(given, "RELAX_SDK_METRICS_PORT")
     if port is None:
         return None
     address = f"{given.get('RELAX_METRICS_HOST', _LOCAL)}:{port}"
@@ -52,7 +53,7 @@ async def run_metrics(
         PermanentError: the port cannot be used.
     """
     given = os.environ if variables is None else variables
-    port = _port(given, "RELAX_METRICS_PORT")
+    port = port_of(given, "RELAX_METRICS_PORT")
     if port is None:
         yield
         return
@@ -74,17 +75,6 @@ async def run_metrics(
         await asyncio.to_thread(server.shutdown)
         server.server_close()
         thread.join()
-
-
-def _port(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name, "")
-    if not text:
-        return None
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise PermanentError(
-            f"{name} is {text!r}: it must be a port.", cure="A free one, or leave it out."
-        )
-    return int(text)
 
 
 def _unusable(name: str, address: str, error: Exception) -> PermanentError:

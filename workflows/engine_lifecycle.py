@@ -16,12 +16,13 @@ from relax_infer.machines import GroupEvent, GroupState, ReplicaState
 from workflows._calls import OFFLOAD_ENGINES, ONLOAD_ENGINES, PROBE_ENGINES, STOP_ENGINES
 from workflows._failures import PERMANENT, UNCONFIRMED, fail
 from workflows._group_scaling import GroupScaling
+from workflows._versions import AUTO_UPGRADE
 
 LAST_PROOF = timedelta(minutes=1)
 """For a stop, to a recovery that waits for its proof; then a person is asked."""
 
 
-@workflow.defn(name="EngineLifecycle")
+@workflow.defn(name="EngineLifecycle", versioning_behavior=AUTO_UPGRADE)
 class EngineLifecycle(GroupScaling):
     """Brings the replicas of one model up and down, watches them, and has lost ones rebuilt.
 

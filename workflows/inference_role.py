@@ -35,6 +35,7 @@ from workflows._mailbox import Mailbox
 from workflows._registry import models_of, routing_of
 from workflows._role_members import RoleMembers
 from workflows._scale_desk import ScaleDesk
+from workflows._versions import AUTO_UPGRADE
 from workflows._visible import attributes, show_details, show_state
 
 TERMS_PER_RESTART = 1_000_000
@@ -47,7 +48,7 @@ their own, and one that waits for proof waits for a person."""
 _SETTLED = (GroupState.READY, GroupState.SLEEPING, GroupState.STOPPED)
 
 
-@workflow.defn(name="InferenceRole")
+@workflow.defn(name="InferenceRole", versioning_behavior=AUTO_UPGRADE)
 class InferenceRole:
     """Carries the lease's operations to its engine groups and publishes what may be called.
 

@@ -20,6 +20,7 @@ from workflows._calls import (
     Call,
 )
 from workflows._failures import fail, text_of
+from workflows._versions import PINNED
 from workflows._visible import show_details, show_state
 
 _E = RecoveryEvent
@@ -28,7 +29,7 @@ ASK_AGAIN = 4
 LONGEST_PAUSE = 600.0
 
 
-@workflow.defn(name="ReplicaRecovery")
+@workflow.defn(name="ReplicaRecovery", versioning_behavior=PINNED)
 class ReplicaRecovery:
     """fence → stop what lives → prove → rebuild → weights current → canary → READY.
 

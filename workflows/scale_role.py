@@ -12,11 +12,12 @@ from workflows._scale_in import ScaleIn
 from workflows._scale_out import ScaleOut
 from workflows._scale_plan import plan_scale, planned_rows
 from workflows._scale_work import ScaleWork
+from workflows._versions import PINNED
 
 _E = ScaleEvent
 
 
-@workflow.defn(name="ScaleRole")
+@workflow.defn(name="ScaleRole", versioning_behavior=PINNED)
 class ScaleRole:
     """Started by its role, one at a time for each model. What it has in hand is in the engine
     group's book at every moment, so that what it leaves undone can be finished by another."""

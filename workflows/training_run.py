@@ -27,6 +27,7 @@ from workflows._calls import (
 from workflows._failures import PERMANENT, fail, in_peace, text_of
 from workflows._premises import Premises
 from workflows._run_core import RunCore
+from workflows._versions import AUTO_UPGRADE
 from workflows._visible import (
     attributes,
     show_run,
@@ -39,7 +40,7 @@ RESTARTS = 3
 """Times that a person may have every role of a run restarted."""
 
 
-@workflow.defn(name="TrainingRun")
+@workflow.defn(name="TrainingRun", versioning_behavior=AUTO_UPGRADE)
 class TrainingRun(RunCore):
     """Brings lease, roles, trainer and servers up, runs step after step, and takes all down again.
 

@@ -51,10 +51,11 @@ from workflows._step_gpus import StepGpus
 from workflows._step_journal import StepJournal
 from workflows._step_phases import StepPhases
 from workflows._turns import Turn
+from workflows._versions import PINNED
 from workflows._visible import attributes, show_reward, show_weights
 
 
-@workflow.defn(name="TrainingStep")
+@workflow.defn(name="TrainingStep", versioning_behavior=PINNED)
 class TrainingStep:
     """prepare → generate → offload → judge → teach → write back → publish → finalise → commit →
     train → sync weights → evaluate. Step 0 syncs the first weights and evaluates.

@@ -7,10 +7,11 @@ from relax_infer.contracts.run import WeightSyncInput, WeightSyncResult
 from workflows._failures import PERMANENT, fail
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
+from workflows._versions import PINNED
 from workflows._visible import show_details, show_state, show_weights
 
 
-@workflow.defn(name="WeightSync")
+@workflow.defn(name="WeightSync", versioning_behavior=PINNED)
 class WeightSync:
     """The rollout role gets the GPUs, loads, is read back, lets go; where it keeps them, the lease
     has it let go and load anew."""

@@ -11,9 +11,10 @@ from relax_infer.config.reference import anchor
 from relax_infer.contracts.run import RunInput
 from relax_infer.discovery import RoleSnapshot
 from relax_infer.placement import plan_inference_placement
+from tests.deploy.variables import OF_COMPOSE, OF_SCRIPTS, OURS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:
@@ -57,3 +58,16 @@ def test_the_recipe_of_the_readme_can_be_run():
     recipe = load_recipe(yaml.safe_load(text))
     require_runnable(recipe)
     assert plan_inference_placement(recipe).total_required_gpus == 8
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_variable_that_a_page_names_is_read_by_something(page: Path):
+    told = set(re.findall(r"\bRELAX_[A-Z_]*[A-Z]\b", page.read_text()))
+    assert told <= OURS | OF_SCRIPTS | OF_COMPOSE
+
+
+def test_every_variable_that_a_worker_reads_is_on_a_page():
+    """But for those that parts of a run tell each other."""
+    told = "\n".join(page.read_text() for page in PAGES)
+    inner = {"RELAX_STACK", "RELAX_ABOUT"}
+    assert sorted(name for name in OURS - inner if name not in told) == []
