@@ -20,20 +20,10 @@ from relax_infer.contracts.lease import (
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.machines import IllegalTransition, LeaseEvent, LeaseState
-<<<<<<< HEAD
 from workflows._failures import PERMANENT, TRANSIENT, fail, kind_of, text_of
 from workflows._lease_book import LeaseRefused
 from workflows._lease_proving import LeaseProving
-=======
-from workflows._calls import CONFIRM_OFFLOAD
-from workflows._failures import PERMANENT, TRANSIENT, UNCONFIRMED, fail, kind_of, text_of
-from workflows._lease_book import LeaseBook, LeaseRefused
-from workflows._mailbox import Mailbox
-from workflows._operations import Operations
-from workflows._trainer_role import TrainerRole
 from workflows._versions import AUTO_UPGRADE
-from workflows._visible import show_details, show_state
->>>>>>> deploy
 
 UPDATES_PER_HISTORY = 1500
 GRANT_ATTEMPTS = 3
@@ -42,13 +32,8 @@ WAIT_COMMITTED = timedelta(seconds=5)
 METHODS: tuple[LeaseMethod, ...] = get_args(LeaseMethod)
 
 
-<<<<<<< HEAD
-@workflow.defn(name="GpuLease")
-class GpuLease(LeaseProving):
-=======
 @workflow.defn(name="GpuLease", versioning_behavior=AUTO_UPGRADE)
-class GpuLease:
->>>>>>> deploy
+class GpuLease(LeaseProving):
     """Grants the pool to one role at a time, and takes it back only on proof.
 
     Other workflows send the signal ``ask`` (method = a lease method, payload = LeaseRequest),
