@@ -12,6 +12,7 @@ from relax_infer.contracts.batch import EvaluateRequest, PhaseRequest, PhaseResu
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.run import Evaluation
 from relax_infer.engines import EngineGroup
+from relax_infer.machines import ReplicaState
 from relax_infer.samples import evaluate, generate
 from relax_infer.scoring import score_with_genrm, score_with_teacher
 
@@ -19,7 +20,11 @@ from relax_infer.scoring import score_with_genrm, score_with_teacher
 @activity.defn
 async def generate_groups(request: PhaseRequest) -> PhaseResult:
     """Groups of samples from the policy, through the router, into staging."""
-    return await generate(**await _common(request), router_url=request.front.router_url)
+    return await generate(
+        **await _common(request),
+        router_url=request.front.router_url,
+        addresses=lambda: _addresses(request.groups),
+    )
 
 
 @activity.defn
@@ -67,6 +72,13 @@ async def _common(request: PhaseRequest | EvaluateRequest) -> dict[str, Any]:
         "settle": _settler(request.groups),
         "beat": _counting(),
     }
+
+
+async def _addresses(groups: tuple[EngineGroupSpec, ...]) -> list[str]:
+    """Of the replicas that answer."""
+    described = await asyncio.gather(*(EngineGroup(group).describe() for group in groups))
+    ready = [e for each in described for e in each if e.state is ReplicaState.READY]
+    return sorted(e.base_url for e in ready if e.base_url is not None)
 
 
 def _counting() -> Callable[[int, int], None]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from relax_infer.config.data import Data
+from relax_infer.config.environment import Environment
 from relax_infer.config.evaluation import EvaluationPlan
 from relax_infer.config.placed import (
     Cluster,
@@ -43,6 +44,8 @@ class Rollout(Section):
     samples_per_prompt: Annotated[int, Field(ge=2)] = 8
     """Samples of a group."""
     sampling: Sampling = Sampling()
+    environment: Environment | None = None
+    """What answers the policy between its turns. Empty: a response is one answer to its prompt."""
     max_concurrency: Positive = 64
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
@@ -189,6 +192,18 @@ class Recipe(Section):
                 f"reward.source is {self.reward.source} but data.answer_field is empty: name the"
                 " field with the right answers"
             )
+        if self.reward.source == "environment" and self.rollout.environment is None:
+            raise ValueError(
+                "reward.source is environment but rollout has no environment section: add one, or"
+                " set another reward.source"
+            )
+        if self.rollout.environment is not None and self.student_top_k:
+            raise ValueError(
+                f"rollout.environment cannot be had with distillation.mode"
+                f" {self.distillation.mode if self.distillation else ''}: the policy's likeliest"
+                " tokens are not known where the environment speaks; use student_sampled or"
+                " teacher_topk"
+            )
         total = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
         if total > self.staging.max_samples:
             raise ValueError(
@@ -196,10 +211,14 @@ class Recipe(Section):
                 f" staging.max_samples is {self.staging.max_samples}: lower the former, or raise"
                 " the limit if memory and store allow"
             )
-        tokens = total * self.rollout.sampling.max_new_tokens
+        limit, most = "rollout.sampling.max_new_tokens", self.rollout.sampling.max_new_tokens
+        if self.rollout.environment is not None:
+            limit = "rollout.environment.max_response_tokens"
+            most = self.rollout.environment.max_response_tokens
+        tokens = total * most
         if tokens > self.staging.max_tokens:
             raise ValueError(
-                f"{total} samples x rollout.sampling.max_new_tokens is {tokens} tokens a step,"
+                f"{total} samples x {limit} is {tokens} tokens a step,"
                 f" staging.max_tokens is {self.staging.max_tokens}: lower the former, or raise the"
                 " limit if memory and store allow"
             )

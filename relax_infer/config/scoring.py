@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from relax_infer.config.placed import Engine, Positive, Seconds, Section, ServedModel
 
-REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "random", "none")
+REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "environment", "random", "none")
 """Rewards that need no import."""
 
 
@@ -151,8 +151,9 @@ class Reward(Section):
     source: Annotated[str, AfterValidator(_known_reward)] = "genrm"
     """`genrm`: a GenRM's verdict. `exact`: the task's own checker, right or wrong.
     `reasoning_gym`: the dataset's own score. `math_verify`: the response's last expression equals
-    the right answer. `random`: a coin (a negative control). `none`: no reward. Or
-    `package.module:name` of a RewardAdapter that the workers can import."""
+    the right answer. `environment`: what rollout.environment gave. `random`: a coin (a negative
+    control). `none`: no reward. Or `package.module:name` of a RewardAdapter that the workers can
+    import."""
     unfinished: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Reward of a response that hit its token limit: a rule of the task, not a failed score."""
     key: str = "score"

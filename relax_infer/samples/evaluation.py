@@ -17,7 +17,7 @@ from relax_infer.config.recipe import Recipe
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.run import Evaluation, SetEvaluation
 from relax_infer.samples import layout
-from relax_infer.samples.generation import read_answer
+from relax_infer.samples.answers import read_answer
 from relax_infer.samples.pass_at import pass_at_k, standard_error
 from relax_infer.samples.phase import (
     Asker,

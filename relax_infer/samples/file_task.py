@@ -99,6 +99,9 @@ class FileTask:
     def decode(self, ids: Sequence[int]) -> str:
         return self._text.decode(ids)
 
+    def turn(self, text: str) -> list[int]:
+        return self._text.encode_turn(text)
+
     def _set_apart(self) -> tuple[list[int], list[int]]:
         """Rows that are held out, drawn by ``data.seed``, and those to train on. A prompt that is
         held out is not trained on from any other row either."""

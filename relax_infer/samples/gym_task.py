@@ -102,6 +102,9 @@ class ReasoningGymTask:
     def decode(self, ids: Sequence[int]) -> str:
         return self._text.decode(ids)
 
+    def turn(self, text: str) -> list[int]:
+        return self._text.encode_turn(text)
+
     def _set_apart(self, n: int) -> tuple[list[Problem], int]:
         """The first ``n`` different questions, and the first index after them."""
         held: dict[str, Problem] = {}

@@ -10,6 +10,7 @@ from relax_infer.contracts.failures import PermanentError
 
 Messages = list[dict[str, str]]
 """Turns of a conversation, each with ``role`` and ``content``."""
+_SAID = "what-the-policy-said"
 
 
 class PolicyText:
@@ -47,6 +48,32 @@ class PolicyText:
     def encode_plain(self, text: str) -> list[int]:
         """The text as it is, with what the tokenizer puts before every text."""
         return list(self._tokenizer.encode(text))
+
+    def encode_turn(self, text: str) -> list[int]:
+        """What stands between the policy's end token and its next answer, when it is told ``text``:
+        by its chat template, or as a paragraph of its own where it has none.
+
+        Raises:
+            PermanentError: the template does not show an earlier answer as it was.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:
+            return list(tokenizer.encode(f"\n\n{text}\n\n", add_special_tokens=False))
+        earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+        shown = tokenizer.apply_chat_template(
+            [*earlier, {"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            **self._switches,
+        )
+        _, said, after = shown.partition(_SAID)
+        _, end, rest = after.partition(tokenizer.eos_token)
+        if not said or not end:
+            raise PermanentError(
+                "rollout.environment: the policy's chat template does not show an earlier answer"
+                " with its end token, so turns cannot follow one another."
+            )
+        return list(tokenizer.encode(rest, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""

@@ -82,6 +82,11 @@ class Task(Protocol):
         """Text of token ids, without the end token."""
         ...
 
+    def turn(self, text: str) -> list[int]:
+        """What the policy reads, after its own end token, when it is told ``text`` and asked to
+        go on."""
+        ...
+
 
 def teachers_of(recipe: Recipe) -> tuple[str, ...]:
     """Model ids of the Teachers that take part; the first one teaches what names none."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from relax_infer.contracts.failures import PermanentError, RelaxError
+from relax_infer.samples.environment import episode_reward
 from relax_infer.samples.grading import grader
 from relax_infer.samples.sample import Sample
 from relax_infer.samples.tasks import Task, Unscored
@@ -224,6 +225,10 @@ def _math_verify(sample: Sample, task: Task) -> float:
     return grader("math_verify").grade({"answer": sample.answer, "text": sample.response})
 
 
+def _environment(sample: Sample, task: Task) -> float:
+    return episode_reward(sample.metadata)
+
+
 def _coin(sample: Sample, task: Task) -> float:
     """A fair coin by the sample's identity: a negative control that cannot be learned from."""
     identity = f"{sample.run}/{sample.step}/{sample.group}/{sample.sample}"
@@ -238,5 +243,6 @@ register_reward(
 register_reward(
     RewardAdapter("math_verify", supports_deferred=True, needs_finished=True, rule=_math_verify)
 )
+register_reward(RewardAdapter("environment", supports_deferred=True, rule=_environment))
 register_reward(RewardAdapter("random", supports_deferred=True, rule=_coin))
 register_reward(RewardAdapter("none", supports_deferred=True))

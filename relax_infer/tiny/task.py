@@ -86,3 +86,6 @@ class Sort4Task:
 
     def decode(self, ids: Sequence[int]) -> str:
         return decode(ids)
+
+    def turn(self, text: str) -> list[int]:
+        return encode(text)

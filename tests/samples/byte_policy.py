@@ -11,9 +11,13 @@ CHAT = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
+ENDING = CHAT.replace(
+    "\n{% endfor", "{% if message.role == 'assistant' %}<eos>{% endif %}\n{% endfor"
+)
 
-def byte_policy(folder: Path, *, chat: bool = False) -> str:
-    """The folder, written."""
+
+def byte_policy(folder: Path, *, chat: bool = False, ends_turns: bool = False) -> str:
+    """The folder, written; with ``ends_turns`` its template shows where an answer ended."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(["<pad>", "<eos>", *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -22,7 +26,7 @@ def byte_policy(folder: Path, *, chat: bool = False) -> str:
     tokenizer.add_special_tokens(["<pad>", "<eos>"])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
     if chat:
-        fast.chat_template = CHAT
+        fast.chat_template = ENDING if ends_turns else CHAT
     folder.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"vocab_size": 320}))
