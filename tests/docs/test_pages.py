@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,6 +12,9 @@ from relax_infer.config.reference import anchor
 from relax_infer.contracts.run import RunInput
 from relax_infer.discovery import RoleSnapshot
 from relax_infer.placement import plan_inference_placement
+from relax_infer.samples.environment import environment_maker
+from relax_infer.samples.tasks import Problem
+from relax_infer.tiny.task import Sort4Task
 from tests.deploy.variables import OF_COMPOSE, OF_SCRIPTS, OURS
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +75,22 @@ def test_every_variable_that_a_worker_reads_is_on_a_page():
     told = "\n".join(page.read_text() for page in PAGES)
     inner = {"RELAX_STACK", "RELAX_ABOUT"}
     assert sorted(name for name in OURS - inner if name not in told) == []
+
+
+async def test_the_recipe_and_the_environment_of_the_page_on_episodes_work():
+    page = (ROOT / "docs" / "episodes.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    cluster = {"gpus": 2}
+    recipe = load_recipe({"name": "page", "cluster": cluster, **yaml.safe_load(text)})
+    plan = recipe.rollout.environment
+    assert plan is not None
+    require_runnable(recipe)
+    problem, task = Problem("p", (1,), "a"), Sort4Task()
+    environment_maker(plan)(problem, task, plan.config)
+
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    world: dict[str, Any] = {}
+    exec(program, world)
+    maze = world["Maze"](problem, task, {"steps": 3})
+    assert "2 steps" in (await maze.step("left", [])).observation
+    assert (await maze.step("out\n", [])).reward == 1.0
