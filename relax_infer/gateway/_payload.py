@@ -24,6 +24,17 @@ _parameters = msgspec.json.Decoder(dict[str, Any] | None)
 _any = msgspec.json.Decoder(msgspec.Raw)
 _encoder = msgspec.json.Encoder()
 
+_COMPACT, _SPACED = (b":", b","), (b": ", b", ")
+"""What stands between a key and its value, and between two pairs."""
+_KEYS = {
+    key: _encoder.encode(key)
+    for key in (
+        *("model", "route_key", "rid", "stream", "text", "input_ids", "sampling_params"),
+        *("return_logprob", "logprob_start_len", "top_logprobs_num", "messages", "max_tokens"),
+        *("temperature", "top_p", "seed", "n", "stop", "return_text_in_logprobs"),
+    )
+}
+
 _NOT_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
@@ -82,7 +93,7 @@ def read_generate(body: bytes) -> RawRequest | MessagesRequest:
     if raw and "messages" in fields:
         raise GatewayError(400, "Send either messages or input_ids/text, not both")
     if raw:
-        return RawRequest(to, stream, body if len(fields) == named else _encoder.encode(fields))
+        return RawRequest(to, stream, body if len(fields) == named else _written(fields, *_COMPACT))
     if "messages" not in fields:
         raise GatewayError(400, "Send input_ids or text")
     if stream:
@@ -139,7 +150,9 @@ def rids_of(fields: Fields) -> tuple[str, ...]:
         rid = _rid.decode(value)
     except msgspec.DecodeError:  # the engine refuses it with its own words
         return ()
-    return tuple(each for each in ([rid] if isinstance(rid, str) else rid) if each)
+    if isinstance(rid, str):
+        return (rid,) if rid else ()
+    return tuple(each for each in rid if each)
 
 
 def is_json(body: bytes) -> bool:
@@ -183,23 +196,19 @@ def _read_parameters(fields: Fields) -> dict[str, Any] | None:
 
 def _is_plain(body: bytes, fields: Fields) -> bool:
     """Whether the body is written as two common encoders write it, so that no key is doubled."""
-    pairs = [(_encoder.encode(key), bytes(value)) for key, value in fields.items()]
-    return _is_written(body, pairs, b":", b",") or _is_written(body, pairs, b": ", b", ")
+    styles = (_SPACED, _COMPACT) if body.find(b'": ', 0, 128) > 0 else (_COMPACT, _SPACED)
+    return any(_written(fields, *style) == body for style in styles)
 
 
-def _is_written(body: bytes, pairs: list[tuple[bytes, bytes]], colon: bytes, comma: bytes) -> bool:
-    """Compared in place: what is large is not copied."""
-    at, before = 0, b"{"
-    for key, value in pairs:
-        lead = before + key + colon
-        if not body.startswith(lead, at):
-            return False
-        at += len(lead)
-        if not body.startswith(value, at):
-            return False
-        at += len(value)
+def _written(fields: Fields, colon: bytes, comma: bytes) -> bytes:
+    """Keys and values as an encoder writes them. Values, which may be large, are copied once."""
+    parts: list[bytes | msgspec.Raw] = []
+    before = b"{"
+    for key, value in fields.items():
+        parts += (before, _KEYS.get(key) or _encoder.encode(key), colon, value)
         before = comma
-    return body[at:] == (b"}" if pairs else b"{}")
+    parts.append(b"}" if fields else b"{}")
+    return b"".join(parts)
 
 
 def _refuse_doubled_keys(body: bytes) -> None:
