@@ -1,8 +1,8 @@
 """A caller's JSON payload: what the gateway reads of it, and what it sends on.
 
 Only the keys that the gateway needs are decoded; everything else is copied as it stands, which is
-exact for large integers and for the spelling of floats, and four times as fast as decoding token
-ids (34 instead of 147 microseconds for 64 KB).
+exact for large integers and for the spelling of floats. A long list of token ids is not even looked
+through: 64 KB take 16 microseconds, and would take 58 to be checked and some 150 to be decoded.
 """
 
 import json
@@ -34,6 +34,10 @@ _KEYS = {
         *("temperature", "top_p", "seed", "n", "stop", "return_text_in_logprobs"),
     )
 }
+
+_TOKENS = b'"input_ids":'
+_LARGE = 4096
+"""Bytes of a payload from which on it pays to look for its tokens."""
 
 _NOT_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -123,6 +127,8 @@ def read_object(body: bytes) -> Fields:
     try:
         if not body.isascii():
             body.decode()  # values are skipped over unread, wrong bytes in them too
+        if len(body) > _LARGE and (around := _around_tokens(body)) is not None:
+            return around
         fields = _object.decode(body)
     except msgspec.ValidationError:
         raise GatewayError(400, "Request body must be a JSON object") from None
@@ -131,6 +137,30 @@ def read_object(body: bytes) -> Fields:
     if not _is_plain(body, fields):
         _refuse_doubled_keys(body)
     return fields
+
+
+def _around_tokens(body: bytes) -> Fields | None:
+    """The keys of a payload whose bulk is one flat list of tokens, which is left to the engine.
+
+    Its text has no quote and no bracket, so it ends where every parser sees its end, whatever else
+    is in it. None: the payload is something else, or is spaced in an uncommon way.
+    """
+    key = body.find(_TOKENS)
+    start = body.find(b"[", key + len(_TOKENS), key + len(_TOKENS) + 2)
+    end = body.find(b"]", start)
+    if key < 0 or start < 0 or end < 0:
+        return None
+    tokens = body[start : end + 1]
+    if b'"' in tokens or b"{" in tokens or tokens.find(b"[", 1) > 0:
+        return None
+    try:
+        fields = _object.decode(body[: start + 1] + body[end:])
+    except msgspec.DecodeError:  # whoever reads all of it says what is wrong
+        return None
+    if bytes(fields.get("input_ids", b"")) != b"[]":
+        return None
+    fields["input_ids"] = msgspec.Raw(tokens)
+    return fields if _is_plain(body, fields) else None
 
 
 def is_stream(fields: Fields) -> bool:
