@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
+from relax_infer.gateway._clock import Clock
 from relax_infer.security import Caller, Callers
 from tests.gateway.asking import ask, by_hand, status_of
 from tests.gateway.fakes import Engine, Gateway, Say, engine, gateway, until, wire
@@ -333,3 +335,42 @@ async def test_a_body_that_is_refused_early_is_read_and_dropped_within_its_time(
         begun = await everything(front.port, polite[:-500])
         assert statuses(begun) == [413]  # and then hung up on
         assert status_of(await by_hand(front.port, polite)) == 413
+
+
+async def test_an_idle_caller_is_hung_up_on_and_one_that_waits_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from relax_infer.gateway import _protocol
+
+    async def slowly(asked: web.Request, payload: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(1.0)
+        return await echo(asked, payload)
+
+    monkeypatch.setattr(_protocol, "IDLE_SECONDS", 0.3)
+    async with gateway() as front, engine(slowly) as upstream:
+        front.publish("teacher", upstream.url)
+        quick = request(body=b"{")
+        raw = await everything(front.port, quick + request() + quick)
+    assert statuses(raw) == [400, 200, 400]  # and then hung up on
+
+
+@pytest.mark.parametrize("uvloop_", [False, True])
+def test_one_clock_is_late_for_each_in_its_order(uvloop_: bool) -> None:
+    async def test() -> None:
+        late: list[str] = []
+        clock: Clock[str] = Clock(0.1, late.append)
+        clock.start("a")
+        clock.start("b")
+        clock.start("gone")
+        clock.stop("gone")
+        clock.stop("never started")
+        await asyncio.sleep(0.05)
+        clock.start("a")  # again, and so after b
+        clock.start("c")
+        assert clock.running() == ["b", "a", "c"]
+        await until(lambda: late == ["b", "a", "c"])
+        clock.start("d")
+        await until(lambda: late == ["b", "a", "c", "d"])
+        assert clock.running() == []
+
+    (uvloop.run if uvloop_ else asyncio.run)(test())
