@@ -5,11 +5,13 @@ import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from relax_infer.gateway._asgi import Headers
 from relax_infer.gateway._connection import Broken, Response
 from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._headers import to_caller
 from relax_infer.gateway._payload import is_json
 
+_RETRY = b"retry-after"
 _ERROR_BODY = 65536
 """Bytes of an upstream error's body that are passed on."""
 _DECODED_BODY = 1 << 30
@@ -28,7 +30,7 @@ class Answer:
     """The other chunks of a stream, untouched."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Exchange:
     """One request under way; :meth:`InferenceGatewayHandler.end` must be called exactly once."""
 
@@ -54,11 +56,17 @@ async def answer_of(response: Response, exchange: Exchange, *, stream: bool) -> 
         raise await _upstream_error(response, exchange)
     if stream:
         return await stream_of(response, exchange)
-    body = await read_all(response)
+    body = await _read_all(response)
     exchange.finished = True
+    return whole_of(response.status, response.headers, body)
+
+
+def whole_of(status: int, headers: Headers, body: bytes) -> Answer:
+    """A good status with its body as it came; raises GatewayError: 502, the body is not JSON."""
+    body = decoded(headers, body)
     if not is_json(body):
         raise GatewayError(502, "Inference backend did not answer JSON")
-    return Answer(response.status, to_caller(response.headers, buffered=True), body)
+    return Answer(status, to_caller(headers, buffered=True), body)
 
 
 async def stream_of(response: Response, exchange: Exchange) -> Answer:
@@ -74,16 +82,43 @@ async def stream_of(response: Response, exchange: Exchange) -> Answer:
     return Answer(response.status, headers, first, rest)
 
 
-async def read_all(response: Response) -> bytes:
-    """The whole body, its content encoding undone; raises GatewayError: 502."""
+def is_told(status: int, length: int | None) -> bool:
+    """Whether the body of an error is read, to be passed on."""
+    return status >= 400 and length is not None and length <= _ERROR_BODY
+
+
+def error_of(status: int, headers: Headers, body: bytes | None) -> GatewayError:
+    """The same status, with its Retry-After and what it says; a redirection is none of ours."""
+    if status < 400:
+        return GatewayError(502, f"Inference backend answered {status}")
+    again = tuple((b"retry-after", value) for key, value in headers if key.lower() == _RETRY)
+    if body is None:
+        return GatewayError(status, f"Inference backend answered {status}", again)
     try:
-        body = await response.read()
-    except Broken as error:
-        raise GatewayError(502, "Inference backend is unavailable") from error
-    for key, value in response.headers:
+        text = decoded(headers, body).decode(errors="replace")
+    except GatewayError as error:
+        return error
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return GatewayError(status, text, again)
+    detail = document.get("detail", text) if isinstance(document, dict) else text
+    return GatewayError(status, detail, again)
+
+
+def decoded(headers: Headers, body: bytes) -> bytes:
+    """The body with its content encoding undone; raises GatewayError: 502."""
+    for key, value in headers:
         if len(key) == 16 and key.lower() == b"content-encoding":
             body = _decoded(body, value.strip().lower())
     return body
+
+
+async def _read_all(response: Response) -> bytes:
+    try:
+        return await response.read()
+    except Broken as error:
+        raise GatewayError(502, "Inference backend is unavailable") from error
 
 
 def _decoded(body: bytes, encoding: bytes) -> bytes:
@@ -117,20 +152,7 @@ async def _rest(response: Response, exchange: Exchange) -> AsyncIterator[bytes]:
 
 
 async def _upstream_error(response: Response, exchange: Exchange) -> GatewayError:
-    """The same status, with its Retry-After and what it says; a redirection is none of ours."""
     exchange.finished = True
-    if response.status < 400:
-        return GatewayError(502, f"Inference backend answered {response.status}")
-    again = tuple(
-        (b"retry-after", value) for key, value in response.headers if key.lower() == b"retry-after"
-    )
-    length = response.length
-    if length is None or length > _ERROR_BODY:
-        return GatewayError(response.status, f"Inference backend answered {response.status}", again)
-    text = (await read_all(response)).decode(errors="replace")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return GatewayError(response.status, text, again)
-    detail = document.get("detail", text) if isinstance(document, dict) else text
-    return GatewayError(response.status, detail, again)
+    told = is_told(response.status, response.length)
+    body = await _read_all(response) if told else None
+    return error_of(response.status, response.headers, body)

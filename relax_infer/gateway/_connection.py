@@ -7,7 +7,7 @@ an answer ends.
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
@@ -21,19 +21,37 @@ class Broken(Exception):
     """The backend hung up before its answer's end, or does not speak HTTP."""
 
 
+class Sink(Protocol):
+    """Who is told of one answer as it comes. Nothing that it does may raise."""
+
+    connection: "Connection | None"
+    """Set when the request is sent; to be hung up on, if the rest is not wanted."""
+
+    def headed(self, status: int, headers: list[tuple[bytes, bytes]], length: int | None) -> None:
+        """Status, headers in the backend's order and spelling, and length if it was said."""
+
+    def got(self, data: bytes) -> bool:
+        """Some of the body; true: the backend must wait until :meth:`Connection.go_on`."""
+        ...
+
+    def over(self, error: Broken | None = None) -> None:
+        """Nothing more comes: the answer is whole, or has broken off. The connection is no longer
+        this answer's."""
+
+
 class Response:
-    """One answer, from its head on.
+    """One answer for a reader that waits, from its head on.
 
     It must be closed, by whoever reads it. When its body has come whole, its connection has gone
     back already.
     """
 
     __slots__ = (
-        *("_chunks", "_connection", "_error", "_loop", "_waiter", "_waiting", "_whole"),
-        *("ended", "headers", "length", "status"),
+        *("_chunks", "_error", "_loop", "_waiter", "_waiting", "_whole"),
+        *("connection", "ended", "headers", "length", "status"),
     )
 
-    def __init__(self, connection: "Connection", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """In the backend's order and spelling."""
@@ -41,7 +59,7 @@ class Response:
         """Of the body, if the backend said it."""
         self.ended = False
         """The whole answer has come; it may not have been read."""
-        self._connection: Connection | None = connection
+        self.connection: Connection | None = None
         self._loop = loop
         self._chunks: list[bytes] = []
         self._waiting = 0
@@ -77,8 +95,8 @@ class Response:
 
     def close(self) -> None:
         """Hang up, unless the answer has ended; a repeat changes nothing."""
-        if self._connection is not None:
-            self._connection.hang_up()
+        if self.connection is not None:
+            self.connection.hang_up()
 
     # --- the connection's side
 
@@ -86,10 +104,10 @@ class Response:
         self.status, self.headers, self.length = status, headers, length
         self._wake()
 
-    def got(self, chunk: bytes) -> bool:
+    def got(self, data: bytes) -> bool:
         """Whether the backend must wait until some of it is read."""
-        self._chunks.append(chunk)
-        self._waiting += len(chunk)
+        self._chunks.append(data)
+        self._waiting += len(data)
         if self._whole:
             return False
         self._wake()
@@ -97,7 +115,6 @@ class Response:
 
     def over(self, error: Broken | None = None) -> None:
         """Nothing more will come."""
-        self._connection = None
         if error is None:
             self.ended = True
         else:
@@ -114,8 +131,8 @@ class Response:
     async def _more(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._connection is not None:
-            self._connection.go_on()
+        if self.connection is not None:
+            self.connection.go_on()
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -136,16 +153,16 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         over: Callable[["Connection", bool], None],
         lost: Callable[["Connection"], None],
     ) -> None:
         self.idle_since = 0.0
         """On the loop's clock, while it waits for a request."""
-        self._loop, self._over, self._lost = loop, over, lost
+        self._over, self._lost = over, lost
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._response: Response | None = None
+        self._sink: Sink | None = None
+        self._whole = self._keep = False
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._in_head = True
@@ -156,7 +173,7 @@ class Connection(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, head: bytes, body: bytes) -> Response:
+    def send(self, head: bytes, body: bytes, sink: Sink) -> None:
         """Write a whole request. The backend may answer before it has read it.
 
         Raises:
@@ -164,14 +181,14 @@ class Connection(asyncio.Protocol):
         """
         if self._transport is None or self._transport.is_closing():
             raise Broken("the backend hung up")
-        assert self._response is None
-        response = self._response = Response(self, self._loop)
-        self._head_bytes, self._in_head, self._until_close = 0, True, False
+        assert self._sink is None
+        self._sink, sink.connection = sink, self
+        self._head_bytes, self._in_head = 0, True
+        self._until_close = self._whole = self._keep = False
         if len(body) < 4096:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
-        return response
 
     def go_on(self) -> None:
         """The reader has caught up."""
@@ -192,13 +209,13 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._until_close and exc is None and self._response is not None:
+        if self._until_close and exc is None and self._sink is not None:
             self._end()
         self._break(Broken("the backend hung up" if exc is None else str(exc)))
         self._lost(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._response is None:  # it was not asked
+        if self._sink is None:  # it was not asked
             self.hang_up()
             return
         if self._in_head:
@@ -206,16 +223,24 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._whole:  # what is wrong comes after the answer
+                self._keep = False
+                self._end()
+                return
             reason = error.__context__ if isinstance(error.__context__, Broken) else error
             self._fail(str(reason))
             return
         if self._in_head and self._head_bytes > MAX_HEAD:
             self._fail("the head of its answer is too large")
+        elif self._whole:
+            # Not before all that has come was read: a request that is sent meanwhile would be
+            # answered by what follows.
+            self._end()
 
     # --- the parser's side; what is raised here ends the connection
 
     def on_message_begin(self) -> None:
-        if self._response is None:
+        if self._sink is None or self._whole:
             raise Broken("it answered twice")
         self._headers = []
 
@@ -227,7 +252,7 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if not 100 <= status <= 599 or status == 101:
             raise Broken(f"it answered {status}")
-        if self._response is None or status < 200:
+        if self._sink is None or status < 200:
             return
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
@@ -242,35 +267,35 @@ class Connection(asyncio.Protocol):
                 chunked = True
         self._in_head = False
         self._until_close = not chunked and length is None and status not in (204, 304)
-        self._response.headed(status, self._headers, length)
+        self._sink.headed(status, self._headers, length)
 
     def on_body(self, body: bytes) -> None:
-        response, transport = self._response, self._transport
-        if response is None or transport is None:
+        sink, transport = self._sink, self._transport
+        if sink is None or transport is None:
             return
-        if response.got(body) and not self._paused:
+        if sink.got(body) and not self._paused:
             self._paused = True
             transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        if not self._in_head:  # else an interim answer
-            self._end()
+        self._whole = not self._in_head  # else an interim answer
+        self._keep = self._parser.should_keep_alive()
 
     # --- ends
 
     def _end(self) -> None:
         """The answer is whole; the connection goes on to the next request, or away."""
-        response, transport = self._response, self._transport
-        if response is None or transport is None:
+        sink, transport = self._sink, self._transport
+        if sink is None or transport is None:
             return
-        self._response = None
+        self._sink, self._whole, sink.connection = None, False, None
         self.go_on()
-        response.over()
         # A request that was answered before it was read would stand before the next one.
-        usable = self._parser.should_keep_alive() and not transport.get_write_buffer_size()
+        usable = self._keep and not transport.get_write_buffer_size()
         if not usable:
             transport.abort()
         self._over(self, usable)
+        sink.over()
 
     def _fail(self, reason: str) -> None:
         self._break(Broken(reason))
@@ -278,7 +303,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _break(self, error: Broken) -> None:
-        response, self._response = self._response, None
-        if response is not None:
-            response.over(error)
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.connection = None
             self._over(self, False)
+            sink.over(error)

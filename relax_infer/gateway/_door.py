@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from relax_infer.gateway._asgi import Receive, Scope, Send, header, reply
+from relax_infer.gateway._errors import HANG_UP, GatewayError
 from relax_infer.gateway._reads import Route
 from relax_infer.security import Callers, Refused
 
@@ -16,7 +17,6 @@ _WORDS = {
     "rate": "This caller asks more often than it may",
     "concurrency": "This caller has as many requests under way as it may",
 }
-_HANG_UP = (b"connection", b"close")
 
 
 def for_work(route: Route, role: str, callers: Callers, count: Count) -> Route:
@@ -56,12 +56,18 @@ def for_reading(route: Route, role: str | None, callers: Callers, count: Count) 
     return guarded
 
 
-async def _refuse(refused: Refused, send: Send) -> None:
+def refusal(refused: Refused) -> GatewayError:
+    """What somebody who is turned away is told."""
     headers: list[tuple[bytes, bytes]] = []
     if refused.status == 401:
         error = b"" if refused.reason == "no_token" else b', error="invalid_token"'
         headers.append((b"www-authenticate", b'Bearer realm="relax-infer"' + error))
-        headers.append(_HANG_UP)  # nothing is read from somebody who is not known
+        headers.append(HANG_UP)  # nothing is read from somebody who is not known
     if refused.retry_after is not None:
         headers.append((b"retry-after", b"%d" % refused.retry_after))
-    await reply(send, refused.status, {"detail": _WORDS[refused.reason]}, headers)
+    return GatewayError(refused.status, _WORDS[refused.reason], tuple(headers))
+
+
+async def _refuse(refused: Refused, send: Send) -> None:
+    error = refusal(refused)
+    await reply(send, error.status, {"detail": error.detail}, error.headers)

@@ -3,6 +3,7 @@
 from relax_infer.discovery import InferenceRoutingError
 
 RETRY_SOON = (b"retry-after", b"1")
+HANG_UP = (b"connection", b"close")
 
 
 class GatewayError(Exception):

@@ -1,8 +1,8 @@
 """A caller's JSON payload: what the gateway reads of it, and what it sends on.
 
 Only the keys that the gateway needs are decoded; everything else is copied as it stands, which is
-exact for large integers and for the spelling of floats, and four times as fast as decoding token
-ids (34 instead of 147 microseconds for 64 KB).
+exact for large integers and for the spelling of floats. A long list of token ids is not even looked
+through: 64 KB take 16 microseconds, and would take 58 to be checked and some 150 to be decoded.
 """
 
 import json
@@ -23,6 +23,21 @@ _messages = msgspec.json.Decoder(list[dict[str, Any]])
 _parameters = msgspec.json.Decoder(dict[str, Any] | None)
 _any = msgspec.json.Decoder(msgspec.Raw)
 _encoder = msgspec.json.Encoder()
+
+_COMPACT, _SPACED = (b":", b","), (b": ", b", ")
+"""What stands between a key and its value, and between two pairs."""
+_KEYS = {
+    key: _encoder.encode(key)
+    for key in (
+        *("model", "route_key", "rid", "stream", "text", "input_ids", "sampling_params"),
+        *("return_logprob", "logprob_start_len", "top_logprobs_num", "messages", "max_tokens"),
+        *("temperature", "top_p", "seed", "n", "stop", "return_text_in_logprobs"),
+    )
+}
+
+_TOKENS = b'"input_ids":'
+_LARGE = 4096
+"""Bytes of a payload from which on it pays to look for its tokens."""
 
 _NOT_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -82,7 +97,7 @@ def read_generate(body: bytes) -> RawRequest | MessagesRequest:
     if raw and "messages" in fields:
         raise GatewayError(400, "Send either messages or input_ids/text, not both")
     if raw:
-        return RawRequest(to, stream, body if len(fields) == named else _encoder.encode(fields))
+        return RawRequest(to, stream, body if len(fields) == named else _written(fields, *_COMPACT))
     if "messages" not in fields:
         raise GatewayError(400, "Send input_ids or text")
     if stream:
@@ -112,6 +127,8 @@ def read_object(body: bytes) -> Fields:
     try:
         if not body.isascii():
             body.decode()  # values are skipped over unread, wrong bytes in them too
+        if len(body) > _LARGE and (around := _around_tokens(body)) is not None:
+            return around
         fields = _object.decode(body)
     except msgspec.ValidationError:
         raise GatewayError(400, "Request body must be a JSON object") from None
@@ -120,6 +137,30 @@ def read_object(body: bytes) -> Fields:
     if not _is_plain(body, fields):
         _refuse_doubled_keys(body)
     return fields
+
+
+def _around_tokens(body: bytes) -> Fields | None:
+    """The keys of a payload whose bulk is one flat list of tokens, which is left to the engine.
+
+    Its text has no quote and no bracket, so it ends where every parser sees its end, whatever else
+    is in it. None: the payload is something else, or is spaced in an uncommon way.
+    """
+    key = body.find(_TOKENS)
+    start = body.find(b"[", key + len(_TOKENS), key + len(_TOKENS) + 2)
+    end = body.find(b"]", start)
+    if key < 0 or start < 0 or end < 0:
+        return None
+    tokens = body[start : end + 1]
+    if b'"' in tokens or b"{" in tokens or tokens.find(b"[", 1) > 0:
+        return None
+    try:
+        fields = _object.decode(body[: start + 1] + body[end:])
+    except msgspec.DecodeError:  # whoever reads all of it says what is wrong
+        return None
+    if bytes(fields.get("input_ids", b"")) != b"[]":
+        return None
+    fields["input_ids"] = msgspec.Raw(tokens)
+    return fields if _is_plain(body, fields) else None
 
 
 def is_stream(fields: Fields) -> bool:
@@ -139,7 +180,9 @@ def rids_of(fields: Fields) -> tuple[str, ...]:
         rid = _rid.decode(value)
     except msgspec.DecodeError:  # the engine refuses it with its own words
         return ()
-    return tuple(each for each in ([rid] if isinstance(rid, str) else rid) if each)
+    if isinstance(rid, str):
+        return (rid,) if rid else ()
+    return tuple(each for each in rid if each)
 
 
 def is_json(body: bytes) -> bool:
@@ -183,23 +226,19 @@ def _read_parameters(fields: Fields) -> dict[str, Any] | None:
 
 def _is_plain(body: bytes, fields: Fields) -> bool:
     """Whether the body is written as two common encoders write it, so that no key is doubled."""
-    pairs = [(_encoder.encode(key), bytes(value)) for key, value in fields.items()]
-    return _is_written(body, pairs, b":", b",") or _is_written(body, pairs, b": ", b", ")
+    styles = (_SPACED, _COMPACT) if body.find(b'": ', 0, 128) > 0 else (_COMPACT, _SPACED)
+    return any(_written(fields, *style) == body for style in styles)
 
 
-def _is_written(body: bytes, pairs: list[tuple[bytes, bytes]], colon: bytes, comma: bytes) -> bool:
-    """Compared in place: what is large is not copied."""
-    at, before = 0, b"{"
-    for key, value in pairs:
-        lead = before + key + colon
-        if not body.startswith(lead, at):
-            return False
-        at += len(lead)
-        if not body.startswith(value, at):
-            return False
-        at += len(value)
+def _written(fields: Fields, colon: bytes, comma: bytes) -> bytes:
+    """Keys and values as an encoder writes them. Values, which may be large, are copied once."""
+    parts: list[bytes | msgspec.Raw] = []
+    before = b"{"
+    for key, value in fields.items():
+        parts += (before, _KEYS.get(key) or _encoder.encode(key), colon, value)
         before = comma
-    return body[at:] == (b"}" if pairs else b"{}")
+    parts.append(b"}" if fields else b"{}")
+    return b"".join(parts)
 
 
 def _refuse_doubled_keys(body: bytes) -> None:

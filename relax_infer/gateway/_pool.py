@@ -2,9 +2,10 @@
 
 import asyncio
 import ssl
+from collections import deque
 from typing import NamedTuple
 
-from relax_infer.gateway._connection import Broken, Connection, Response
+from relax_infer.gateway._connection import Broken, Connection, Response, Sink
 
 KEEP_ALIVE = 3.0
 """Seconds. An SGLang server hangs up idle connections after 5; a POST must not meet that."""
@@ -27,12 +28,35 @@ class Pool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._turns = asyncio.Semaphore(limit)
+        self._free = limit
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._idle: dict[Origin, list[Connection]] = {}
         """The longest idle first."""
         self._connections: dict[Connection, Origin] = {}
         self._tls: ssl.SSLContext | None = None
         self._sweeping: asyncio.TimerHandle | None = None
+
+    def send_now(self, origin: Origin, head: bytes, body: bytes, sink: Sink) -> bool:
+        """Send once, if there is a connection that waits for a request; false: nothing was sent."""
+        if not self._free or not (connection := self._newest(origin)):
+            return False
+        connection.send(head, body, sink)
+        self._free -= 1
+        return True
+
+    async def send_soon(self, origin: Origin, head: bytes, body: bytes, sink: Sink) -> None:
+        """Send once, when it is this request's turn.
+
+        Raises:
+            Broken: no connection; nothing was sent.
+        """
+        await self._turn()
+        try:
+            connection = self._newest(origin) or await self._connect(origin)
+            connection.send(head, body, sink)
+        except BaseException:
+            self._give_turn()
+            raise
 
     async def send(self, origin: Origin, head: bytes, body: bytes) -> Response:
         """Send once; returns with the answer's head. The response must be closed.
@@ -40,13 +64,9 @@ class Pool:
         Raises:
             Broken: no connection, or it ended before the answer's head.
         """
-        await self._turns.acquire()
-        try:
-            connection = self._newest(origin) or await self._connect(origin)
-            response = connection.send(head, body)
-        except BaseException:
-            self._turns.release()
-            raise
+        response = Response(asyncio.get_running_loop())
+        if not self.send_now(origin, head, body, response):
+            await self.send_soon(origin, head, body, response)
         try:
             await response.head()
         except BaseException:
@@ -62,6 +82,28 @@ class Pool:
         for connection in list(self._connections):
             self._forget(connection)
             connection.hang_up()
+
+    async def _turn(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it had come, and nobody takes it
+                self._give_turn()
+            raise
+
+    def _give_turn(self) -> None:
+        """To whoever waits longest; only then are there free ones."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
     def _newest(self, origin: Origin) -> Connection | None:
         idle = self._idle.get(origin)
@@ -85,7 +127,7 @@ class Pool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._over, self._forget),
+                    lambda: Connection(self._over, self._forget),
                     origin.host,
                     origin.port,
                     ssl=self._tls if origin.tls else None,
@@ -97,7 +139,7 @@ class Pool:
 
     def _over(self, connection: Connection, usable: bool) -> None:
         """A request's answer has ended or broken off."""
-        self._turns.release()
+        self._give_turn()
         origin = self._connections.get(connection)
         if usable and origin is not None:
             loop = asyncio.get_running_loop()

@@ -1,76 +1,267 @@
-"""uvicorn's HTTP protocol with limits on the head of a request, and a word when its caller leaves.
+"""One caller's connection: uvicorn's HTTP protocol with limits, and data routes past the app.
 
 uvicorn limits neither the size of a head nor the time that it may take, and it appends trailers,
 which come after the body, to the headers that the app has read already. An app that works and reads
 nothing hears of a caller that left only from a task of its own, which waits for that; here it may
-name a function instead (:data:`GONE`), at a tenth of the cost.
+name a function instead (:data:`GONE`), at a tenth of the cost. Routes that need no app
+(:mod:`relax_infer.gateway._direct`) are answered from here.
+
+Requests are answered in their order, one at a time. What is no HTTP is refused after everything
+that came before it has its answer, and nothing is read after it.
 """
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from relax_infer.gateway._clock import Clock
+from relax_infer.gateway._direct import Direct, DirectRoute
 
 MAX_HEAD = 65_536
 """Bytes of request line and headers."""
 HEAD_SECONDS = 30.0
 """That a head may take, from the connection or from its first byte."""
+IDLE_SECONDS = 75.0
+"""Until an idle caller is hung up; longer than clients keep a connection for reuse."""
 GONE = "relax.gone"
 """ASGI extension: takes a function to be called if the connection is lost; None takes it back."""
 
+_AHEAD, _AHEAD_BYTES = 16, 65_536
+"""Requests, and bytes of their bodies, that may wait for their turn; more stay with the caller."""
+_INVALID = "Invalid HTTP request received."
 
-class LimitedProtocol(HttpToolsProtocol):
+
+class GatewayProtocol(HttpToolsProtocol):
     """Refuses heads that are too large (431) or never end (408); drops trailers."""
 
-    _head_begun = False
+    parser: Any  # uvicorn sets None at the end
+    direct: Mapping[bytes, DirectRoute]
+    heads: "Clock[GatewayProtocol]"
+    idle: "Clock[GatewayProtocol]"
+
+    _head_begun = _in_body = _timed = _is_chunked = False
     _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-    _why: str | None = None
+    _why = _INVALID
     _gone = False
     _when_gone: Callable[[], object] | None = None
+    _current: Any = None
+    """Whose turn it is: a :class:`Direct`, or uvicorn's cycle for the app."""
+    _deaf = False
+    """Nothing that comes is read any more: it follows the last request of this connection."""
+    _last_words: bytes | None = None
+    """Sent when what came before has been answered."""
+    _advancing = False
+
+    # --- asyncio's side
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        self._stop_clocks()
+        self._gone = self._deaf = True
+        if isinstance(self.cycle, Direct):
+            self.cycle = cast(Any, None)
         super().connection_lost(exc)
-        self._gone = True
+        for request, _ in self.pipeline:
+            if isinstance(request, Direct):
+                request.leave()
+        self.pipeline.clear()
+        if isinstance(self._current, Direct):
+            self._current.leave()
+        elif self._current is not None and not self._current.response_complete:
+            self._current.disconnected = True
+            self._current.message_event.set()
         if self._when_gone is not None:
             self._when_gone()
+        self._current = self.cycle = cast(Any, None)  # they know this connection
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        if self._deaf:
+            return
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            if not self._deaf:
+                self._refuse(400, self._why)
+            return
         if self._head_begun:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
                 self._refuse(431, "Request head is too large")
-            elif self._head_timer is None:
+            elif not self._timed:
                 self._watch_head()
+        elif self._in_body and isinstance(self.cycle, Direct):
+            self.cycle.await_body()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if isinstance(self._current, Direct):
+            self._current.caught_up()
+
+    def shutdown(self) -> None:
+        """The server ends: nothing new is read."""
+        current = self._current
+        if current is None or current.response_complete:
+            self.transport.close()
+        else:
+            current.keep_alive = False
+
+    # --- the parser's side
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        if self._deaf:
+            raise ValueError("after the last request")
+        self.url, self.headers = b"", []
+        self.expect_100_continue = self._is_chunked = False
         self._head_begun, self._head_bytes = True, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_begun:  # a trailer
+            return
+        name = name.lower()
+        if name == b"expect":
+            self.expect_100_continue |= value.lower() == b"100-continue"
+        elif name == b"transfer-encoding" and (value.lower() != b"chunked" or self._is_chunked):
+            self._why = "Transfer-Encoding may be chunked alone"
+            raise ValueError(self._why)
+        elif name == b"transfer-encoding":
+            self._is_chunked = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._head_begun = False
-        if self._head_timer is not None:
-            self._stop_timer()
-        if self.parser is not None and self.parser.should_upgrade():
+        if self._timed:
+            self._stop_clocks()
+        if self.parser.should_upgrade():
             self._why = "Upgrade is not served here; send the request without it"
             raise ValueError(self._why)  # the parser would take the body for another protocol
-        cast(dict[str, object], self.scope)["extensions"] = {GONE: self._call_when_gone}
+        self._in_body = True
+        route = self.direct.get(self.url)
+        if (
+            route is None
+            or self.parser.get_method() != b"POST"
+            or self.parser.get_http_version() != "1.1"
+        ):
+            self._to_app()
+            return
+        keep = self.parser.should_keep_alive()
+        before, request = (
+            self.cycle,
+            Direct(route, self, self.headers, keep, self.expect_100_continue),
+        )
+        self.cycle = cast(Any, request)
+        if before is None or (before.response_complete and not self.pipeline):
+            self._current = request
+            request.start()
+        else:
+            self._queue(request)
+
+    def on_body(self, body: bytes) -> None:
+        request = self.cycle
+        if isinstance(request, Direct):
+            request.got_body(body)
+            if request.waiting_bytes > _AHEAD_BYTES:
+                self.flow.pause_reading()
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        request: Any = self.cycle
+        if not request.keep_alive:
+            self._deaf = True
+        elif request.response_complete:  # its body was dropped
+            self.idle.start(self)
+        if isinstance(request, Direct):
+            request.ended_body()
+        else:
+            super().on_message_complete()
+
+    # --- requests and their turns
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def write_both(self, head: bytes, body: bytes) -> None:
+        if len(body) < 4096:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+
+    def must_wait(self) -> bool:
+        return self.flow.write_paused
+
+    def answered(self, keep_alive: bool) -> None:
+        if not keep_alive:
+            self._deaf = True
+            self.transport.close()
+        self.on_response_complete()
+
+    def break_off(self) -> None:
+        self._deaf = True
+        if self.flow.write_paused:  # the caller does not read
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self._advancing or self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self._advancing = True  # many that are answered at once are many turns, not many frames
+        try:
+            self._take_turns()
+        finally:
+            self._advancing = False
+        if not self._is_busy() and not self.transport.is_closing():
+            if self._last_words is not None:
+                self.transport.write(self._last_words)
+                self.transport.close()
+            elif not self._head_begun:
+                self.idle.start(self)
+
+    def _take_turns(self) -> None:
+        """Start those that wait, until one is not answered at once."""
+        while self.pipeline and not self.transport.is_closing():
+            self._current, app = self.pipeline.pop()
+            if isinstance(self._current, Direct):
+                self._current.start()
+                if not self._current.whole:
+                    self._current.await_body()
+            else:
+                super()._start_asgi_task(self._current, app)
+            if not self._current.response_complete:
+                return
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._current = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _to_app(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        scope = cast(dict[str, object], self.scope)
+        scope["headers"] = headers
+        scope["extensions"] = {GONE: self._call_when_gone}
         super().on_headers_complete()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_begun:
-            super().on_header(name, value)
+    def _queue(self, request: Direct) -> None:
+        self.pipeline.appendleft((cast(Any, request), cast(Any, None)))
+        if len(self.pipeline) >= _AHEAD:
+            self.flow.pause_reading()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, self._why or msg)
+    def _is_busy(self) -> bool:
+        return bool(self.pipeline) or (
+            self._current is not None and not self._current.response_complete
+        )
 
     def _call_when_gone(self, call: Callable[[], object] | None) -> None:
         self._when_gone = call
@@ -79,28 +270,66 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._gone:
                 call()
 
+    # --- limits
+
     def _watch_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._late)
+        self._timed = True
+        self.heads.start(self)
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _stop_clocks(self) -> None:
+        self._timed = False
+        self.heads.stop(self)
+        self.idle.stop(self)
 
-    def _late(self) -> None:
-        self._head_timer = None
+    def late_head(self) -> None:
+        """The head has not come in time."""
+        self._timed = False
         if not self.transport.is_closing():
             self._refuse(408, "Request head did not come in time")
 
+    def hang_up(self) -> None:
+        """Nothing was answered for long. Not stopped by what comes, so it is seen here what did."""
+        busy = self._is_busy() or self._in_body or self._head_begun
+        if not busy and not self.transport.is_closing():
+            self.transport.close()
+
     def _refuse(self, status: int, detail: str) -> None:
-        self._stop_timer()
+        """What comes is not read on; what came before is answered first."""
+        self._stop_clocks()
+        self._deaf = True
         if self.transport is None or self.transport.is_closing():
             return
-        cycle = self.cycle
-        begun = cycle is not None and cycle.response_started and not cycle.response_complete
-        if not begun and not self.pipeline:  # else these bytes would stand within another answer
-            self.transport.write(_answer(status, detail))
-        self.transport.close()
+        self.flow.resume_reading()  # to hear when the caller leaves
+        words = _answer(status, detail)
+        if self._in_body and self.pipeline:  # of the newest, which cannot be answered now
+            self.pipeline.popleft()
+        elif self._in_body and not self.cycle.response_complete:
+            if isinstance(self.cycle, Direct):
+                self.cycle.refuse(status, detail)
+            else:
+                if not self.cycle.response_started:
+                    self.transport.write(words)
+                self.transport.close()
+            return
+        if self._is_busy():
+            self._last_words = words
+        else:
+            self.transport.write(words)
+            self.transport.close()
+
+
+def protocol_of(direct: Mapping[bytes, DirectRoute]) -> type[GatewayProtocol]:
+    """The protocol of one server.
+
+    Args:
+        direct: answered without the app, by the target of a POST as it stands in the request line.
+    """
+    given = {
+        "direct": direct,
+        "heads": Clock(HEAD_SECONDS, GatewayProtocol.late_head),
+        "idle": Clock(IDLE_SECONDS, GatewayProtocol.hang_up),
+    }
+    return type("GatewayProtocol", (GatewayProtocol,), given)
 
 
 def _answer(status: int, detail: str) -> bytes:

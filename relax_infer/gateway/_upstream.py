@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yarl
 
 from relax_infer.gateway._asgi import JSON, Headers
-from relax_infer.gateway._connection import Broken, Response
+from relax_infer.gateway._connection import Broken, Response, Sink
 from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._pool import Origin, Pool
 
@@ -47,8 +47,27 @@ class Upstream:
         try:
             return await self._send(b"POST", base_url, path, headers, body)
         except _FAILURES as error:
-            log.warning("POST %s%s: %s %s", base_url, path, type(error).__name__, error)
-            raise GatewayError(502, "Inference backend is unavailable") from error
+            raise _unavailable("POST", base_url, path, error) from error
+
+    def ask(
+        self, base_url: str, path: str, headers: Headers, body: bytes, sink: Sink
+    ) -> asyncio.Task[None] | None:
+        """POST once; the answer, or that there is none, is told to ``sink``.
+
+        Returns:
+            What waits for a connection, to be cancelled if the request is not wanted any more;
+            None: the request has been sent.
+
+        Raises:
+            GatewayError: 502, it cannot be sent.
+        """
+        try:
+            origin, head = self._head(b"POST", base_url, path, headers, body)
+            if self._pool.send_now(origin, head, body, sink):
+                return None
+        except _FAILURES as error:
+            raise _unavailable("POST", base_url, path, error) from error
+        return asyncio.create_task(self._ask_soon(base_url, path, origin, head, body, sink))
 
     async def get(self, base_url: str, path: str) -> Any:
         """An engine's JSON about itself.
@@ -66,8 +85,7 @@ class Upstream:
                 finally:
                     answer.close()
         except _FAILURES as error:
-            log.warning("GET %s%s: %s %s", base_url, path, type(error).__name__, error)
-            raise GatewayError(502, "Inference backend is unavailable") from error
+            raise _unavailable("GET", base_url, path, error) from error
 
     def abort(self, base_urls: Iterable[str], rids: Iterable[str]) -> None:
         """Tell the engines that nobody waits for these requests any more; best effort.
@@ -104,6 +122,22 @@ class Upstream:
         self, method: bytes, base_url: str, path: str, headers: Headers, body: bytes
     ) -> Response:
         """Raises Broken, OSError, ValueError."""
+        origin, head = self._head(method, base_url, path, headers, body)
+        return await self._pool.send(origin, head, body)
+
+    async def _ask_soon(
+        self, base_url: str, path: str, origin: Origin, head: bytes, body: bytes, sink: Sink
+    ) -> None:
+        try:
+            await self._pool.send_soon(origin, head, body, sink)
+        except _FAILURES as error:
+            _unavailable("POST", base_url, path, error)
+            sink.over(Broken(str(error)))
+
+    def _head(
+        self, method: bytes, base_url: str, path: str, headers: Headers, body: bytes
+    ) -> tuple[Origin, bytes]:
+        """Raises ValueError."""
         target = self._targets.get((base_url, path)) or self._parse(base_url, path)
         lines = [b"%b: %b\r\n" % pair for pair in headers]
         head = b"%b %bcontent-length: %d\r\n%b\r\n" % (
@@ -116,7 +150,7 @@ class Upstream:
         ends = len(lines) + _LINES
         if not ends == head.count(b"\n") == head.count(b"\r") or b"\0" in head:
             raise ValueError("a header has a character that no header may have")
-        return await self._pool.send(target.origin, head, body)
+        return target.origin, head
 
     def _parse(self, base_url: str, path: str) -> _Target:
         """Done once per address."""
@@ -131,3 +165,8 @@ class Upstream:
             self._targets.clear()
         self._targets[base_url, path] = target
         return target
+
+
+def _unavailable(method: str, base_url: str, path: str, error: Exception) -> GatewayError:
+    log.warning("%s %s%s: %s %s", method, base_url, path, type(error).__name__, error)
+    return GatewayError(502, "Inference backend is unavailable")

@@ -9,7 +9,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from relax_infer.discovery import InferenceRoutingError, Role, RoleSnapshot
@@ -29,9 +28,13 @@ from relax_infer.gateway._asgi import (
     reply_bytes,
 )
 from relax_infer.gateway._caller import Caller
+from relax_infer.gateway._clock import Clock
 from relax_infer.gateway._deadline import Deadline
+from relax_infer.gateway._direct import Direct, DirectRoute
 from relax_infer.gateway._door import for_reading, for_work
-from relax_infer.gateway._errors import GatewayError
+from relax_infer.gateway._errors import HANG_UP, GatewayError, routing
+from relax_infer.gateway._limits import CALLER_LEFT, Limits, too_large
+from relax_infer.gateway._payload import read_generate
 from relax_infer.gateway._reads import Reads, Route
 from relax_infer.gateway._upstream import Upstream
 from relax_infer.gateway.handler import InferenceGatewayHandler
@@ -48,22 +51,17 @@ log = logging.getLogger(__name__)
 
 Work = Callable[[bytes, Headers, Exchange], Awaitable[Answer]]
 
-CALLER_LEFT = 499
-"""Counted, never sent."""
-_HANG_UP = (b"connection", b"close")
-_READ_AND_DROP = 16
-"""A body up to so many times the limit is read and dropped, so that its sender hears why."""
 
+class GatewayApp:
+    """The ASGI app, and those of its routes that the gateway's own server may answer without it."""
 
-@dataclass(frozen=True)
-class Limits:
-    """What one request may take."""
+    def __init__(self, app: App, direct: Mapping[bytes, DirectRoute]) -> None:
+        self._app = app
+        self.direct = direct
+        """By the target of a POST as it stands in the request line."""
 
-    timeout: float = 1800.0
-    """Seconds for the whole answer, its stream included."""
-    body_bytes: int = 64 << 20
-    body_seconds: float = 60.0
-    """Until the body has come."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
 def create_gateway_app(
@@ -79,7 +77,7 @@ def create_gateway_app(
     facts: Callable[[], Mapping[str, Any]] = dict,
     upstream: Upstream | None = None,
     callers: Callers | None = None,
-) -> App:
+) -> GatewayApp:
     """ASGI app that serves the roles from what the intake holds.
 
     Args:
@@ -101,6 +99,9 @@ def create_gateway_app(
     metrics = Metrics(intake)
     door = metrics.refused
     served = tuple(Role(role) for role in roles)
+    bodies: Clock[Direct] = Clock(limits.body_seconds, Direct.late_body)
+    answers: Clock[Direct] = Clock(limits.timeout, Direct.late)
+    direct: dict[bytes, DirectRoute] = {}
     routes: dict[str, tuple[str, Route]] = {
         "/healthz": ("GET", _alive(facts)),
         "/metrics": ("GET", _metrics(metrics)),
@@ -126,6 +127,21 @@ def create_gateway_app(
                 route = _data_route(work, handler.end, counters, limits)
                 if tracing():
                     route = traced(route, f"gateway POST /{role}{entry.path}")
+                else:
+                    path = f"/{role}{entry.path}"
+                    direct[path.encode()] = DirectRoute(
+                        path,
+                        handler,
+                        read_generate if entry.kind == "generate" else handler.read_chat,
+                        _snapshot(intake, role),
+                        upstream,
+                        counters,
+                        limits,
+                        bodies,
+                        answers,
+                        callers,
+                        door,
+                    )
                 if callers is not None:
                     route = for_work(route, role.value, callers, door)
             else:
@@ -134,9 +150,14 @@ def create_gateway_app(
                     route = for_reading(route, role.value, callers, door)
             routes[f"/{role}{entry.path}"] = (entry.method, route)
 
+    async def end() -> None:
+        for request in bodies.running() + answers.running():
+            request.leave()
+        await upstream.close()
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await lifespan(receive, send, upstream.close)
+            await lifespan(receive, send, end)
             return
         if scope["type"] != "http":
             return
@@ -149,7 +170,17 @@ def create_gateway_app(
             allowed = "GET, HEAD" if method == "GET" else method
             await reply(send, 405, {"detail": f"Only {allowed}"}, [(b"allow", allowed.encode())])
 
-    return app
+    return GatewayApp(app, direct)
+
+
+def _snapshot(intake: RegistryIntake, role: Role) -> Callable[[], RoleSnapshot]:
+    def snapshot() -> RoleSnapshot:
+        held = intake.get(role)
+        if held is None:
+            raise routing(InferenceRoutingError(503, f"No registry of {role} yet"))
+        return held.snapshot
+
+    return snapshot
 
 
 def _provider(intake: RegistryIntake, role: Role) -> Callable[[], Awaitable[RoleSnapshot]]:
@@ -235,7 +266,7 @@ async def _answer(
         if came:
             failure = GatewayError(504, "Inference request timed out")
         else:
-            failure = GatewayError(408, "Request body did not come in time", (_HANG_UP,))
+            failure = GatewayError(408, "Request body did not come in time", (HANG_UP,))
     except asyncio.CancelledError:
         if caller.left:
             return CALLER_LEFT
@@ -252,14 +283,11 @@ async def _answer(
 async def _body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """Raises GatewayError: 413; ClientGone."""
     length = int(header(scope, b"content-length") or 0)
-    too_large = "Request body is larger than {} bytes"
     if length > limits.body_bytes:
-        polite = length <= _READ_AND_DROP * limits.body_bytes
-        text = too_large.format(limits.body_bytes)
-        raise GatewayError(413, text, () if polite else (_HANG_UP,))
+        raise too_large(limits.body_bytes, length)
     body = await read_body(receive, limits.body_bytes)
     if body is None:
-        raise GatewayError(413, too_large.format(limits.body_bytes), (_HANG_UP,))
+        raise too_large(limits.body_bytes, None)
     return body
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from relax_infer.discovery import (
     InferenceRoutingError,
@@ -14,7 +14,7 @@ from relax_infer.discovery import (
 )
 from relax_infer.gateway._answers import Answer, Exchange, answer_of
 from relax_infer.gateway._asgi import JSON, Headers
-from relax_infer.gateway._errors import GatewayError, routing
+from relax_infer.gateway._errors import RETRY_SOON, GatewayError, routing
 from relax_infer.gateway._headers import Sent, affinity_of, to_backend
 from relax_infer.gateway._payload import (
     ChatRequest,
@@ -37,6 +37,18 @@ log = logging.getLogger(__name__)
 SnapshotProvider = Callable[[], Awaitable[RoleSnapshot | Mapping[str, Any]]]
 
 _GENERATE, _CHAT = "/generate", "/v1/chat/completions"
+
+
+class Plan(NamedTuple):
+    """One POST to a backend, chosen and written."""
+
+    base_url: str
+    path: str
+    body: bytes
+    stream: bool
+    rids: tuple[str, ...]
+    engines: tuple[str, ...]
+    """Addresses that may hold the request: the target, or every engine behind the router."""
 
 
 class InferenceGatewayHandler:
@@ -83,8 +95,8 @@ class InferenceGatewayHandler:
         request = read_generate(body)
         sent = to_backend(headers)
         if isinstance(request, MessagesRequest):
-            return await self._judge(request, sent, exchange)
-        return await self._send_raw(request, sent, exchange)
+            return await self.judge(request, sent, exchange)
+        return await self._post(self.plan(request, await self.snapshot(), sent), sent, exchange)
 
     async def chat(self, body: bytes, headers: Headers, exchange: Exchange) -> Answer:
         """POST to the backend's ``/v1/chat/completions``, under the backend's own model name.
@@ -92,21 +104,41 @@ class InferenceGatewayHandler:
         Raises:
             GatewayError: with the status and detail for the caller.
         """
+        request = self.read_chat(body)
         sent = to_backend(headers)
-        if self._chat_router is not None:
-            fields = read_object(body)
-            stream, exchange.rids = is_stream(fields), rids_of(fields)
-            return await self._post(self._chat_router, _CHAT, sent, body, exchange, stream=stream)
-        request = read_chat(body)
-        snapshot = await self.snapshot()
+        if not isinstance(request, Plan):
+            request = self.plan(request, await self.snapshot(), sent)
+        return await self._post(request, sent, exchange)
+
+    def read_chat(self, body: bytes) -> "ChatRequest | Plan":
+        """What is asked, or where it goes if nobody need be asked for that.
+
+        Raises:
+            GatewayError: 400.
+        """
+        if self._chat_router is None:
+            return read_chat(body)
+        fields = read_object(body)
+        return Plan(self._chat_router, _CHAT, body, is_stream(fields), rids_of(fields), ())
+
+    def plan(self, request: RawRequest | ChatRequest, snapshot: RoleSnapshot, sent: Sent) -> Plan:
+        """Choose the backend.
+
+        Raises:
+            GatewayError: 400, 503.
+        """
         target = self._resolve(snapshot, request.to, sent)
-        if target.served_model_name is None:
-            raise routing(
-                InferenceRoutingError(
-                    503, "Discovery does not declare the backend served model name"
+        if isinstance(request, ChatRequest):
+            name = target.served_model_name
+            if name is None:
+                raise GatewayError(
+                    503, "Discovery does not declare the backend served model name", (RETRY_SOON,)
                 )
-            )
-        return await self._forward(snapshot, target, request, sent, exchange)
+            path, body = _CHAT, request.body(name)
+        else:
+            path, body = _GENERATE, request.body
+        engines = _engines(snapshot, target)
+        return Plan(target.base_url, path, body, request.stream, request.to.rids, engines)
 
     def end(self, exchange: Exchange) -> None:
         """Give the connection back; unless the backend has answered, abort the request."""
@@ -167,15 +199,12 @@ class InferenceGatewayHandler:
         """Hang up."""
         await self._upstream.close()
 
-    # --- pieces
+    async def judge(self, request: MessagesRequest, sent: Sent, exchange: Exchange) -> Answer:
+        """Render, see that the model is still ready, ask once, answer with the text alone.
 
-    async def _send_raw(self, request: RawRequest, sent: Sent, exchange: Exchange) -> Answer:
-        snapshot = await self.snapshot()
-        target = self._resolve(snapshot, request.to, sent)
-        return await self._forward(snapshot, target, request, sent, exchange)
-
-    async def _judge(self, request: MessagesRequest, sent: Sent, exchange: Exchange) -> Answer:
-        """Render, see that the model is still ready, ask once, answer with the text alone."""
+        Raises:
+            GatewayError: with the status and detail for the caller.
+        """
         if self._render is None:
             raise GatewayError(400, "messages are not served here; send input_ids or text")
         snapshot = await self.snapshot()
@@ -185,39 +214,18 @@ class InferenceGatewayHandler:
         payload = await self._render(model, request.messages, request.sampling_params)
         raw = request_of(payload, request.to.rids)
         again = await self.snapshot()
-        target = self._resolve(again, Selectors(model, None, raw.to.rids), sent)
-        answer = await self._forward(again, target, raw, sent, exchange)
+        to = Selectors(model, None, raw.to.rids)
+        answer = await self._post(self.plan(raw._replace(to=to), again, sent), sent, exchange)
         text = verdict_of(answer.body)
         return Answer(200, [JSON], json.dumps({"response": text}).encode())
 
-    async def _forward(
-        self,
-        snapshot: RoleSnapshot,
-        target: RouteTarget,
-        request: RawRequest | ChatRequest,
-        sent: Sent,
-        exchange: Exchange,
-    ) -> Answer:
-        exchange.rids, exchange.engines = request.to.rids, _engines(snapshot, target)
-        if isinstance(request, ChatRequest):
-            path, body = _CHAT, request.body(target.served_model_name or "")
-        else:
-            path, body = _GENERATE, request.body
-        return await self._post(target.base_url, path, sent, body, exchange, stream=request.stream)
+    # --- pieces
 
-    async def _post(
-        self,
-        base_url: str,
-        path: str,
-        sent: Sent,
-        body: bytes,
-        exchange: Exchange,
-        *,
-        stream: bool,
-    ) -> Answer:
-        exchange.asked = True
-        response = exchange.upstream = await self._upstream.post(base_url, path, sent, body)
-        return await answer_of(response, exchange, stream=stream)
+    async def _post(self, plan: Plan, sent: Sent, exchange: Exchange) -> Answer:
+        exchange.rids, exchange.engines, exchange.asked = plan.rids, plan.engines, True
+        response = await self._upstream.post(plan.base_url, plan.path, sent, plan.body)
+        exchange.upstream = response
+        return await answer_of(response, exchange, stream=plan.stream)
 
     def _resolve(
         self,

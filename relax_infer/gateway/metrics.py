@@ -3,12 +3,20 @@
 Each gateway has a registry of its own, so that several may live in one process.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from relax_infer.discovery import InferenceRoutingError, Role, RouteResolver
 from relax_infer.gateway.intake import RegistryIntake
@@ -24,49 +32,19 @@ class Metrics:
 
     def __init__(self, intake: RegistryIntake) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "relax_gateway_requests_total",
-            meaning("relax_gateway_requests_total"),
-            ("role", "route", "status"),
-            registry=self._registry,
-        )
-        self._seconds = Histogram(
-            "relax_gateway_request_seconds",
-            meaning("relax_gateway_request_seconds"),
-            ("role", "route"),
-            buckets=_BUCKETS,
-            registry=self._registry,
-        )
-        self._in_flight = Gauge(
-            "relax_gateway_requests_in_flight",
-            meaning("relax_gateway_requests_in_flight"),
-            ("role",),
-            registry=self._registry,
-        )
-        self._aborts = Counter(
-            "relax_gateway_aborts_total",
-            meaning("relax_gateway_aborts_total"),
-            ("role",),
-            registry=self._registry,
-        )
         self._refused = Counter(
             "relax_gateway_refused_total",
             meaning("relax_gateway_refused_total"),
             ("role", "caller", "reason"),
             registry=self._registry,
         )
+        self._routes = _Routes()
+        self._registry.register(self._routes)
         self._registry.register(_Registries(intake))
 
     def route(self, role: Role, route: str) -> "RouteMetrics":
         """The counters of one route."""
-        return RouteMetrics(
-            role.value,
-            route,
-            self._requests,
-            self._seconds.labels(role.value, route),
-            self._in_flight.labels(role.value),
-            self._aborts.labels(role.value),
-        )
+        return self._routes.add(RouteMetrics(role.value, route))
 
     def refused(self, role: str, caller: str, reason: str) -> None:
         """Somebody was turned away at the door."""
@@ -78,34 +56,60 @@ class Metrics:
 
 
 class RouteMetrics:
-    """One route's counters; labels are looked up once."""
+    """One route's counters. Plain numbers, since only the gateway's own thread counts: with locks
+    and labels counting was a tenth of what a request costs."""
 
-    def __init__(
-        self,
-        role: str,
-        route: str,
-        requests: Counter,
-        seconds: Histogram,
-        in_flight: Gauge,
-        aborts: Counter,
-    ) -> None:
-        self._role, self._route, self._requests = role, route, requests
-        self._seconds, self._in_flight, self._aborts = seconds, in_flight, aborts
-        self._by_status: dict[int, Counter] = {}
+    __slots__ = ("aborts", "buckets", "by_status", "in_flight", "role", "route", "seconds")
+
+    def __init__(self, role: str, route: str) -> None:
+        self.role, self.route = role, route
+        self.in_flight = self.aborts = 0
+        self.seconds = 0.0
+        self.by_status: dict[int, int] = {}
+        self.buckets = [0] * (len(_BUCKETS) + 1)
+        """Not cumulative; the last is of what took longer than all."""
 
     def begin(self) -> None:
-        self._in_flight.inc()
+        self.in_flight += 1
 
     def end(self, status: int, seconds: float, *, aborted: bool = False) -> None:
-        self._in_flight.dec()
-        counter = self._by_status.get(status)
-        if counter is None:
-            counter = self._requests.labels(self._role, self._route, str(status))
-            self._by_status[status] = counter
-        counter.inc()
-        self._seconds.observe(seconds)
-        if aborted:
-            self._aborts.inc()
+        self.in_flight -= 1
+        self.by_status[status] = self.by_status.get(status, 0) + 1
+        self.seconds += seconds
+        self.buckets[bisect_left(_BUCKETS, seconds)] += 1
+        self.aborts += aborted
+
+
+class _Routes(Collector):
+    """Read when Prometheus asks."""
+
+    def __init__(self) -> None:
+        self._routes: list[RouteMetrics] = []
+
+    def add(self, route: RouteMetrics) -> RouteMetrics:
+        self._routes.append(route)
+        return route
+
+    def collect(self) -> Iterable[Metric]:
+        requests = _counter("relax_gateway_requests_total")
+        aborts = _counter("relax_gateway_aborts_total")
+        in_flight = _gauge("relax_gateway_requests_in_flight")
+        name = "relax_gateway_request_seconds"
+        seconds = HistogramMetricFamily(name, meaning(name), labels=METRICS[name].labels)
+        under_way: dict[str, int] = {}
+        aborted: dict[str, int] = {}
+        for each in self._routes:
+            under_way[each.role] = under_way.get(each.role, 0) + each.in_flight
+            aborted[each.role] = aborted.get(each.role, 0) + each.aborts
+            for status, count in each.by_status.items():
+                requests.add_metric([each.role, each.route, str(status)], count)
+            bounds = [*(floatToGoString(bound) for bound in _BUCKETS), "+Inf"]
+            buckets = list(zip(bounds, accumulate(each.buckets), strict=True))
+            seconds.add_metric([each.role, each.route], buckets, each.seconds)
+        for role, count in under_way.items():
+            in_flight.add_metric([role], count)
+            aborts.add_metric([role], aborted[role])
+        return requests, seconds, in_flight, aborts
 
 
 class _Registries(Collector):
@@ -131,6 +135,10 @@ class _Registries(Collector):
                 except InferenceRoutingError:
                     ready.add_metric([role.value, model], 0)
         return revision, term, ready
+
+
+def _counter(name: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, meaning(name), labels=METRICS[name].labels)
 
 
 def _gauge(name: str) -> GaugeMetricFamily:

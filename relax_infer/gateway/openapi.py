@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_infer.discovery import Role
+from relax_infer.gateway._openapi_scale import scale_paths, scale_schemas
 from relax_infer.gateway.routes import (
     ENGINES_SCHEMAS,
     HEALTH_SCHEMAS,
@@ -31,15 +32,21 @@ _SUMMARIES: dict[Kind, str] = {
 }
 _ERRORS = {
     400: "The request is at fault; no backend was asked",
+    401: "With tokens: none was shown, or one that is not known",
+    403: "With tokens: this caller may not ask this role",
     404: "No such model",
     408: "The request did not come in time",
     413: "The request body is too large",
+    429: "With tokens: more than this caller may; Retry-After says when to ask again",
     431: "The request head is too large",
     502: "The backend broke off, or answered something else than JSON",
     503: "Nothing may be called at the moment; Retry-After says when to ask again",
     504: "The deadline passed; the backend was told to stop",
 }
 _AGAIN = {"Retry-After": {"schema": {"type": "string"}}}
+_CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}}}
+_TOKEN: list[_Json] = [{}, {"token": []}]
+"""Asked for only where the gateway was given tokens."""
 _HELD_BACK = ("x-request-id", "traceparent")
 
 
@@ -48,21 +55,30 @@ def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
     paths: dict[str, _Json] = {
         "/healthz": {"get": _process("health", "The process answers", _free_object())},
         "/metrics": {"get": _metrics("metrics", "All counters, for Prometheus")},
-        "/openapi.json": {"get": _process("openapi", "This document", _free_object())},
+        "/openapi.json": {"get": _guarded(_process("openapi", "This document", _free_object()))},
     }
     for role in roles:
         for route in routes_of(role):
-            paths[f"/{role}{route.path}"] = {route.method.lower(): _operation(role, route)}
+            operation = _operation(role, route) | {"security": _TOKEN}
+            paths[f"/{role}{route.path}"] = {route.method.lower(): operation}
+        paths |= scale_paths(role)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "relax-infer gateway",
             "version": "2",
             "description": "Rollout, GenRM and Teacher behind one address. A POST is sent to a"
-            ' backend at most once; error answers are {"detail": ...}.',
+            ' backend at most once; error answers are {"detail": ...}. The routes of an operator'
+            " are there only where the gateway was given the operator's token.",
         },
         "paths": paths,
-        "components": {"schemas": _schemas()},
+        "components": {
+            "schemas": _schemas() | scale_schemas(),
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "operator": {"type": "http", "scheme": "bearer"},
+            },
+        },
     }
 
 
@@ -80,14 +96,15 @@ def _operation(role: Role, route: RoleRoute) -> _Json:
         case "chat":
             return operation | _data("Chat", _object())
         case "models":
-            responses = {"200": _json_answer("The list", _ref("Models")), **_errors(400, 503)}
-            return operation | {"responses": responses | _errors(431)}
+            responses = {"200": _json_answer("The list", _ref("Models")), **_errors(400, 401, 403)}
+            return operation | {"responses": responses | _errors(431, 503)}
         case "engines":
             return operation | _engines(ENGINES_SCHEMAS[role])
         case "health":
             return operation | _health(HEALTH_SCHEMAS[role])
         case "metrics":
-            return operation | {"responses": _metrics("", "")["responses"]}
+            counters = _metrics("", "")["responses"]
+            return operation | {"responses": counters | _errors(403)}
 
 
 def _data(schema: str, answer: _Json) -> _Json:
@@ -104,7 +121,7 @@ def _data(schema: str, answer: _Json) -> _Json:
         },
         "responses": {
             "200": ok,
-            **_errors(400, 408, 413, 431, 502, 503, 504),
+            **_errors(400, 401, 403, 408, 413, 429, 431, 502, 503, 504),
             "default": _json_answer("An error status of the backend, kept", _ref("Error")),
         },
     }
@@ -121,7 +138,7 @@ def _engines(schemas: tuple[str, ...]) -> _Json:
         "responses": {
             "200": ok,
             "304": {"description": "What the caller holds is current"},
-            **_errors(400, 404, 431, 503),
+            **_errors(400, 401, 403, 404, 431, 503),
         },
     }
 
@@ -130,7 +147,7 @@ def _health(schemas: tuple[str, ...]) -> _Json:
     found = _ref("Health") if len(schemas) == 1 else {"oneOf": [_ref("Health"), _ref("OldHealth")]}
     return {
         "parameters": [_schema_query(schemas)],
-        "responses": {"200": _json_answer("Health", found), **_errors(400, 431)},
+        "responses": {"200": _json_answer("Health", found), **_errors(400, 401, 403, 431)},
     }
 
 
@@ -139,16 +156,28 @@ def _process(name: str, summary: str, answer: _Json) -> _Json:
     return {"operationId": name, "tags": ["process"], "summary": summary, "responses": responses}
 
 
+def _guarded(operation: _Json) -> _Json:
+    """Asked for a token, if there are any."""
+    return operation | {
+        "security": _TOKEN,
+        "responses": operation["responses"] | _errors(401),
+    }
+
+
 def _metrics(name: str, summary: str) -> _Json:
     text = {"text/plain": {"schema": {"type": "string"}}}
     responses = {"200": {"description": "Counters", "content": text}, **_errors(400, 431)}
-    return {"operationId": name, "tags": ["process"], "summary": summary, "responses": responses}
+    return _guarded(
+        {"operationId": name, "tags": ["process"], "summary": summary, "responses": responses}
+    )
 
 
 def _errors(*statuses: int) -> _Json:
     answers = {str(status): _json_answer(_ERRORS[status], _ref("Error")) for status in statuses}
-    if "503" in answers:
-        answers["503"]["headers"] = _AGAIN
+    for status in answers.keys() & {"429", "503"}:
+        answers[status]["headers"] = _AGAIN
+    if "401" in answers:
+        answers["401"]["headers"] = _CHALLENGE
     return answers
 
 

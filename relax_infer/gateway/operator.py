@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 Ask = Callable[[Role, ScaleRequest], Awaitable[ScaleStatus]]
 Look = Callable[[Role, str], Awaitable[ScaleStatus | None]]
 
-_PATH = re.compile(r"/(rollout|genrm|teacher)/scale_(out|in)(?:/([A-Za-z0-9_-]{1,64}))?")
+OPERATION_ID = "[A-Za-z0-9_-]{1,64}"
+_PATH = re.compile(rf"/(rollout|genrm|teacher)/scale_(out|in)(?:/({OPERATION_ID}))?")
 _BODY_BYTES = 64 << 10
 
 

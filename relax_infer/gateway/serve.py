@@ -21,9 +21,10 @@ import uvicorn
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import App
-from relax_infer.gateway._protocol import LimitedProtocol
+from relax_infer.gateway._direct import DirectRoute
+from relax_infer.gateway._protocol import protocol_of
 from relax_infer.gateway._upstream import Upstream
-from relax_infer.gateway.app import create_gateway_app
+from relax_infer.gateway.app import GatewayApp, create_gateway_app
 from relax_infer.gateway.control import create_control_app
 from relax_infer.gateway.intake import RegistryIntake, RegistryRefused
 from relax_infer.gateway.judge import MAX_NEW_TOKENS, ChatTemplates, Locate
@@ -39,8 +40,6 @@ Pull = Callable[[Role], Awaitable[Mapping[str, Any] | None]]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _GRACE = 5
 """Seconds that open requests may take to end at shutdown."""
-_IDLE_CALLER = 75
-"""Seconds until an idle caller is hung up; longer than clients keep a connection for reuse."""
 _SOCKET_PATH_LIMIT = 100
 
 
@@ -89,9 +88,12 @@ async def serve_gateway(
     """
     options = options or GatewayOptions()
     intake = RegistryIntake()
-    public_app = wrap(_public_app(intake, options))
+    app = _public_app(intake, options)
     _warn_if_open(host, options)
-    servers = [make_server(public_app, options.tls), make_server(create_control_app(intake))]
+    servers = [
+        make_server(wrap(app), options.tls, app.direct),
+        make_server(create_control_app(intake)),
+    ]
     async with contextlib.AsyncExitStack() as stack:
         public = stack.enter_context(_listen_tcp(host, port))
         control = stack.enter_context(_listen_unix(control_socket))
@@ -128,7 +130,8 @@ async def serve_file(
     file.load()
     options = options or GatewayOptions()
     _warn_if_open(host, options)
-    server = make_server(_public_app(intake, options, file.facts), options.tls)
+    app = _public_app(intake, options, file.facts)
+    server = make_server(app, options.tls, app.direct)
     async with contextlib.AsyncExitStack() as stack:
         public = stack.enter_context(_listen_tcp(host, port))
         stack.enter_context(_stopped_by_signal([server]))
@@ -172,7 +175,7 @@ def _public_app(
     intake: RegistryIntake,
     options: GatewayOptions,
     facts: Callable[[], Mapping[str, Any]] = dict,
-) -> App:
+) -> GatewayApp:
     upstream = Upstream(options.max_connections)
     templates = ChatTemplates(
         options.tokenizers,
@@ -266,12 +269,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_server(app: App, tls: Tls | None = None) -> _Server:
+def make_server(
+    app: App, tls: Tls | None = None, direct: Mapping[bytes, DirectRoute] | None = None
+) -> _Server:
+    """``direct``: what is answered without the app, by :attr:`GatewayApp.direct`."""
     return _Server(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http=LimitedProtocol,
+            http=protocol_of(direct or {}),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -280,7 +286,6 @@ def make_server(app: App, tls: Tls | None = None) -> _Server:
             server_header=False,
             date_header=False,
             backlog=1024,
-            timeout_keep_alive=_IDLE_CALLER,
             timeout_graceful_shutdown=_GRACE,
             ssl_certfile=None if tls is None else tls.certificate,
             ssl_keyfile=None if tls is None else tls.key,

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from relax_infer.discovery import InferenceRegistry, ModelSnapshot, ReplicaSnapshot, RoutingSpec
 from relax_infer.gateway import RegistryIntake, create_control_app, create_gateway_app
+from relax_infer.gateway._asgi import App
 from relax_infer.gateway.serve import make_server
 
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -183,12 +184,21 @@ def registry(role: str, *engines: str, **changes: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def gateway(**options: Any) -> AsyncIterator[Gateway]:
-    """The public app and the control app, each on a port of its own."""
+async def gateway(
+    *, direct: bool = True, wrap: Callable[[App], App] = lambda app: app, **options: Any
+) -> AsyncIterator[Gateway]:
+    """The public app and the control app, each on a port of its own.
+
+    ``wrap`` puts routes before those of the app. ``direct``: data routes are answered by the server
+    itself, as they are where nothing is traced.
+    """
     intake = RegistryIntake()
-    apps = (create_gateway_app(intake, **options), create_control_app(intake))
-    sockets = [_listener() for _ in apps]
-    servers = [make_server(app) for app in apps]
+    app = create_gateway_app(intake, **options)
+    servers = [
+        make_server(wrap(app), direct=app.direct if direct else None),
+        make_server(create_control_app(intake)),
+    ]
+    sockets = [_listener() for _ in servers]
     tasks = [
         asyncio.create_task(server.serve(sockets=[listener]))
         for server, listener in zip(servers, sockets, strict=True)

@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from relax_infer.discovery import Role
 from relax_infer.gateway.judge import ChatTemplates
@@ -18,15 +19,15 @@ class InThread:
 
 
 @contextlib.contextmanager
-def running(answer: Answer, tokenizers: Mapping[str, str]) -> Iterator[InThread]:
-    """Serves all roles from one engine."""
+def running(answer: Answer, tokenizers: Mapping[str, str], **options: Any) -> Iterator[InThread]:
+    """Serves all roles from one engine; ``options`` as of ``fakes.gateway``."""
     ready, loop = threading.Event(), asyncio.new_event_loop()
     made: list[InThread] = []
     stop = asyncio.Event()
 
     async def serve() -> None:
         render = ChatTemplates(tokenizers)
-        async with engine(answer) as upstream, gateway(genrm_render=render) as front:
+        async with engine(answer) as upstream, gateway(genrm_render=render, **options) as front:
             for role in Role:
                 front.publish(role, upstream.url)
             made.append(InThread(front.url, upstream))

@@ -140,6 +140,56 @@ async def test_what_only_the_engine_reads_passes_as_it_is(upstream: Engine) -> N
     assert upstream.posts[0][1] == body
 
 
+TOKENS = list(range(2000))
+LARGE = [
+    {"model": "m", "input_ids": TOKENS, "rid": "r"},
+    {"input_ids": TOKENS, "model": "m", "text2": 'a "input_ids": [1] b'},
+    {"x": {"input_ids": TOKENS}, "input_ids": [], "model": "m"},
+    {"x": [{"input_ids": [1]}], "input_ids": TOKENS, "model": "m"},
+    {'my"input_ids': TOKENS, "input_ids": [[]], "route_key": "k"},
+    {"input_ids": [TOKENS, TOKENS], "model": "m"},
+    {"text": "ß" * 5000, "model": "m", "x": {"input_ids": [1, 2]}},
+]
+
+
+@pytest.mark.parametrize("payload", LARGE)
+@pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"indent": 1}])
+async def test_large_payloads_come_to_the_engine_as_they_were_meant(
+    upstream: Engine, payload: dict[str, object], style: dict[str, object]
+) -> None:
+    async with gateway() as front:
+        front.publish("genrm", upstream.url)
+        body = json.dumps(payload, **style).encode()
+        assert (await ask("POST", f"{front.url}/genrm/generate", body)).status == 200
+    left = {k: v for k, v in payload.items() if k not in ("model", "route_key")}
+    assert json.loads(upstream.posts[0][1]) == left
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        *(
+            b', "model": "n"}',
+            b', "input_ids": [1]}',
+            b', "\\u0069nput_ids": [1]}',
+            b"}}",
+            b"",
+            b"}]",
+        ),
+        *(b', "text2": }', b', "mode\\u006c": "n"}', b" x}", b"] }", b', "text2": "\xff"}'),
+    ],
+)
+async def test_a_large_payload_is_read_as_strictly_around_its_tokens(
+    upstream: Engine, tail: bytes
+) -> None:
+    body = b'{"model": "m", "input_ids": %b' % json.dumps(TOKENS).encode()
+    async with gateway() as front:
+        front.publish("genrm", upstream.url)
+        assert (await ask("POST", f"{front.url}/genrm/generate", body + tail)).status == 400
+        assert upstream.posts == []
+        assert (await ask("POST", f"{front.url}/genrm/generate", body + b"}")).status == 200
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 async def test_however_a_payload_is_spaced_no_key_of_it_is_taken_for_a_doubled_one(
     upstream: Engine, indent: int | None

@@ -3,6 +3,9 @@
 What is tried follows from the description, so a route or status that it does not name is found.
 """
 
+import hashlib
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,18 @@ import schemathesis
 from aiohttp import web
 from schemathesis.checks import CHECKS, load_all_checks, not_a_server_error
 
+from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
+from relax_infer.discovery import Role
+from relax_infer.gateway._asgi import App
+from relax_infer.gateway.operator import ScaleRefused, with_operator_routes
+from relax_infer.machines import ScaleState
+from relax_infer.security import Caller, Callers
+from tests.gateway.asking import ask
 from tests.gateway.in_thread import InThread, running
 from tests.gateway.test_judge import TEMPLATE, save_tokenizer
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "openapi.json"
+TOKEN = "operator-token"
 load_all_checks()
 NAMES = (
     *("status_code_conformance", "content_type_conformance", "response_schema_conformance"),
@@ -32,12 +43,83 @@ async def answer(request: web.Request, payload: dict[str, Any]) -> web.StreamRes
     return web.json_response({"text": "yes"})
 
 
+async def take(role: Role, request: ScaleRequest) -> ScaleStatus:
+    """Every outcome, by what is asked."""
+    if request.model is not None:
+        raise ScaleRefused("CONFLICT" if request.force else "there is no such model")
+    state = ScaleState.REJECTED if request.num_replicas is None else ScaleState.PENDING
+    return status_of(role, request.operation_id, state=state, ended=request.dry_run)
+
+
+async def look(role: Role, operation_id: str) -> ScaleStatus | None:
+    return None if "_" in operation_id else status_of(role, operation_id)
+
+
+def status_of(role: Role, operation_id: str, **more: Any) -> ScaleStatus:
+    replicas = ({"replica": 1, "outcome": "failed", "failure": "UNKNOWN", "why": "?"},)
+    document = {"operation_id": operation_id, "run": "r", "role": role, "model": "m"}
+    told = {"state": ScaleState.PARTIAL, "replicas": replicas, **document, **more}
+    return ScaleStatus.model_validate(told)
+
+
+def operated(app: App) -> App:
+    return with_operator_routes(app, token=TOKEN, ask=take, look=look)
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InThread]:
     folder = tmp_path_factory.mktemp("judge")
     save_tokenizer(folder, TEMPLATE)
-    with running(answer, tokenizers={"m": str(folder)}) as front:
+    with running(answer, tokenizers={"m": str(folder)}, wrap=operated) as front:
         yield front
+
+
+def caller(name: str, *roles: str, rate: float | None = None) -> Caller:
+    digest = hashlib.sha256(f"token-of-{name}".encode()).digest()
+    return Caller(name, digest, frozenset(roles), rate)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[InThread]:
+    """It asks for tokens: ``rollout``'s is of another role than the routes', ``slow``'s has had its
+    one request of the day."""
+    every = [role.value for role in Role]
+    known = [caller(role, *{*every} - {role}) for role in every]
+    slow = caller("slow", *every, rate=1e-5)
+    slow.wait(time.monotonic())
+    with running(answer, {}, wrap=operated, callers=Callers([*known, slow])) as front:
+        yield front
+
+
+OPERATIONS = [
+    (path, method, operation)
+    for path, methods in json.loads(DESCRIPTION.read_text())["paths"].items()
+    for method, operation in methods.items()
+]
+
+
+@pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=lambda v: str(v)[:40])
+async def test_who_is_turned_away_is_told_as_the_description_says(
+    path: str, method: str, operation: dict[str, Any], guarded: InThread
+) -> None:
+    named = operation["responses"]
+    role = path.split("/")[1]
+    url = guarded.url + path.replace("{request_id}", "monday")
+    expected: dict[str, dict[str, str]] = {}
+    if path != "/healthz":
+        expected["401"] = {}
+    if role in list(Role) and "/scale_" not in path:
+        expected["403"] = {"authorization": f"Bearer token-of-{role}"}
+        if method == "post":
+            expected["429"] = {"authorization": "Bearer token-of-slow"}
+    for status, headers in expected.items():
+        given = await ask(method.upper(), url, {"text": "x"} if method == "post" else None, headers)
+        assert (str(given.status), status in named) == (status, True)
+        assert set(given.json) == {"detail"}
+        for header, what in named[status].get("headers", {}).items():
+            assert what["schema"]["type"] == "string"
+            assert given.headers[header]
+    assert {"401", "403", "429"} & set(named) == set(expected)
 
 
 @schema.parametrize()
@@ -55,6 +137,8 @@ def test_whatever_the_description_allows_or_forbids_is_answered_as_it_says(
 
 
 def follows(case: Any, served: InThread) -> None:
+    if "/scale_" in case.operation.path:
+        case.headers["Authorization"] = f"Bearer {TOKEN}"
     answer = case.call_and_validate(base_url=served.url, checks=RULES)
     # "default" stands for errors of a backend, and this backend makes none.
     named = case.operation.definition.raw["responses"].keys() - {"default"}

@@ -85,7 +85,14 @@ async def test_the_description_is_the_committed_file_and_names_every_route() -> 
         (method.upper(), path) for path, entry in committed["paths"].items() for method in entry
     }
     process = {("GET", path) for path in ("/healthz", "/metrics", "/openapi.json")}
-    assert described == {(method, f"/{role}{path}") for role, method, path in PUBLIC} | process
+    scaling = {
+        (method, f"/{role}/scale_{direction}{operation}")
+        for role in Role
+        for direction in ("out", "in")
+        for method, operation in (("POST", ""), ("GET", "/{request_id}"))
+    }
+    public = {(method, f"/{role}{path}") for role, method, path in PUBLIC}
+    assert described == public | process | scaling
     assert openapi.document() == committed
 
 

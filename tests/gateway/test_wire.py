@@ -208,7 +208,7 @@ async def closed_once(front: Gateway, upstream: object) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_deadline_closes_a_silent_backend_once(stream: bool) -> None:
-    async with gateway(timeout=0.2) as front, wire(Say(None)) as upstream:
+    async with gateway(timeout=1.0) as front, wire(Say(None)) as upstream:
         front.publish("teacher", upstream.url)
         answer = await ask("POST", f"{front.url}/teacher/generate", PLAIN | {"stream": stream})
         assert (answer.status, answer.detail) == (504, "Inference request timed out")
@@ -218,7 +218,7 @@ async def test_the_deadline_closes_a_silent_backend_once(stream: bool) -> None:
 
 async def test_the_deadline_within_a_stream_cuts_it_off_and_closes_once() -> None:
     say = Say(CHUNKED, chunk(b"data: 1\n\n"), None)
-    async with gateway(timeout=0.3) as front, wire(say) as upstream:
+    async with gateway(timeout=1.0) as front, wire(say) as upstream:
         front.publish("teacher", upstream.url)
         async with (
             aiohttp.ClientSession() as session,
