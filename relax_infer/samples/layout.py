@@ -18,12 +18,17 @@ def claim(step: int, phase: str, attempt: int) -> str:
     return f"{phase_folder(step, phase)}/attempt-{attempt}.json"
 
 
-def shard(step: int, phase: str, group: int, attempt: int) -> str:
-    return f"{phase_folder(step, phase)}/group-{group:06d}.attempt-{attempt}.arrow"
+def shard(step: int, phase: str, group: int, attempt: int, digest: str) -> str:
+    return f"{phase_folder(step, phase)}/group-{group:06d}.attempt-{attempt}.{digest}.arrow"
 
 
 def phase_file(step: int, phase: str) -> str:
     return f"{phase_folder(step, phase)}.arrow"
+
+
+def compacted(step: int, phase: str) -> str:
+    """Says which file a phase has become, and its digest."""
+    return f"{phase_folder(step, phase)}/compacted.json"
 
 
 def scored(step: int) -> str:

@@ -15,7 +15,8 @@ from relax_infer.contracts.failures import PermanentError, TransientError
 from relax_infer.contracts.refs import RunRef, StagedRef
 from relax_infer.samples import layout
 
-_SHARD = re.compile(r"group-(\d+)\.attempt-(\d+)\.arrow$")
+_SHARD = re.compile(r"group-(\d+)\.attempt-(\d+)(?:\.([0-9a-f]{64}))?\.arrow$")
+"""A shard says its digest in its name; those of earlier versions do not."""
 
 
 class StagingStore:
@@ -87,15 +88,19 @@ class StagingStore:
     def write_table(self, name: str, table: pa.Table) -> StagedRef:
         """One Arrow IPC file, hashed as it is written: the table is not in memory twice.
 
+        Args:
+            name: ``{digest}`` in it is replaced by the file's.
+
         Raises:
             PermanentError: the file is there with other content.
         """
-        path = f"{self._root}/{name}"
-        with self._beside(path) as (beside, file):
+        with self._beside(f"{self._root}/{name}") as (beside, file):
             hashed = _Hashed(file)
             with pa.ipc.new_file(pa.PythonFile(hashed, "w"), table.schema) as writer:
                 writer.write_table(table)
         digest = hashed.digest
+        name = name.replace("{digest}", digest)
+        path = f"{self._root}/{name}"
         if self._filesystem.exists(path):
             self._filesystem.rm_file(beside)
             self._same_or_refuse(name, digest)
@@ -169,7 +174,7 @@ class StagingStore:
         self, step: int, phase: str, group: int, attempt: int, table: pa.Table
     ) -> StagedRef:
         """One finished group."""
-        return self.write_table(layout.shard(step, phase, group, attempt), table)
+        return self.write_table(layout.shard(step, phase, group, attempt, "{digest}"), table)
 
     def shards(self, step: int, phase: str) -> dict[int, str]:
         """Group → the name of its shard; of two attempts at one group the earlier counts."""
@@ -188,19 +193,41 @@ class StagingStore:
 
     def compact(self, step: int, phase: str) -> StagedRef:
         """All shards of a phase as one file, by group. A phase is compacted once: a shard of a
-        late earlier attempt changes nothing any more."""
-        done = layout.phase_file(step, phase)
+        late earlier attempt changes nothing any more.
+
+        Raises:
+            TransientError: a shard is not what was staged; it is set aside, so that its group is
+                asked for again.
+            PermanentError: there is no shard.
+        """
+        done = layout.compacted(step, phase)
         if self.exists(done):
-            content = self._filesystem.cat_file(f"{self._root}/{done}")
-            rows = pa.ipc.open_file(pa.BufferReader(content)).read_all().num_rows
-            digest = hashlib.sha256(content).hexdigest()
-            return StagedRef(uri=self.url(done), sha256=digest, rows=rows)
+            return StagedRef.model_validate(self.read_json(done))
         names = self.shards(step, phase).values()
-        tables = [self.peek(name) for name in names]
+        tables = [self._shard(name) for name in names]
         if not tables:
             raise PermanentError(f"step {step}: phase {phase} has no shard to compact")
         table = pa.concat_tables(tables).sort_by([("group", "ascending"), ("sample", "ascending")])
-        return self.write_table(layout.phase_file(step, phase), table.combine_chunks())
+        file = layout.phase_file(step, phase)
+        if self.exists(file):  # of an attempt that ended before it said so
+            self._filesystem.rm_file(f"{self._root}/{file}")
+        ref = self.write_table(file, table.combine_chunks())
+        self.write_json(done, ref.model_dump(mode="json"), replace=True)
+        return ref
+
+    def _shard(self, name: str) -> pa.Table:
+        """A shard's rows, if it is what was staged."""
+        path = f"{self._root}/{name}"
+        content: bytes = self._filesystem.cat_file(path)
+        match = _SHARD.search(name)
+        expected = match[3] if match else None
+        if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+            self._filesystem.mv(path, f"{path}.damaged")
+            raise TransientError(
+                f"{self.url(name)} was changed after it was staged: its digest differs",
+                cure="It is set aside as .damaged, and its group is asked for again.",
+            )
+        return pa.ipc.open_file(pa.BufferReader(content)).read_all()
 
     def _checked(self, ref: StagedRef) -> bytes:
         filesystem, path = url_to_fs(ref.uri)

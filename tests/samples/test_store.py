@@ -1,10 +1,11 @@
 import json
+import struct
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.failures import PermanentError, TransientError
 from relax_infer.samples import StagingStore
 
 TABLE = pa.table({"group": [1, 0], "sample": [0, 0], "x": ["b", "a"]})
@@ -48,7 +49,8 @@ def test_a_file_that_was_only_half_written_is_not_there(
     with pytest.raises(OSError, match="killed"):
         store.write_shard(1, "generated", 0, 1, TABLE)
     assert store.shards(1, "generated") == {}
-    assert not store.exists("steps/1/generated/group-000000.attempt-1.arrow")
+    [left] = store._filesystem.ls(f"{store._root}/steps/1/generated", detail=False)
+    assert left.endswith(".tmp")
 
 
 def test_attempts_are_numbered_and_never_given_twice(store: StagingStore):
@@ -61,8 +63,10 @@ def test_attempts_are_numbered_and_never_given_twice(store: StagingStore):
 
 def test_of_two_shards_of_a_group_the_earlier_attempt_counts(store: StagingStore):
     store.write_shard(1, "generated", 7, 2, TABLE)
-    store.write_shard(1, "generated", 7, 1, TABLE)
-    assert store.shards(1, "generated") == {7: "steps/1/generated/group-000007.attempt-1.arrow"}
+    first = store.write_shard(1, "generated", 7, 1, TABLE)
+    assert store.shards(1, "generated") == {
+        7: f"steps/1/generated/group-000007.attempt-1.{first.sha256}.arrow"
+    }
 
 
 def test_compaction_sorts_and_is_the_same_again(store: StagingStore):
@@ -79,6 +83,35 @@ def test_a_shard_that_lands_after_compaction_changes_nothing(store: StagingStore
     store.write_shard(1, "generated", 0, 1, TABLE.slice(1, 1))
     assert store.compact(1, "generated") == ref
     assert store.read_table(ref).num_rows == 1
+
+
+def test_a_shard_that_was_changed_is_set_aside_and_its_group_is_missing(
+    store: StagingStore, tmp_path: Path
+):
+    """One bit, which leaves a file that can be read and a number that looks like any other."""
+    for group in (0, 1):
+        store.write_shard(1, "judged", group, 1, pa.table({"group": [group], "sample": [1.0]}))
+    name = store.shards(1, "judged")[1]
+    path = tmp_path / "run-1" / name
+    content = bytearray(path.read_bytes())
+    content[content.index(struct.pack("<d", 1.0)) + 7] ^= 0x80
+    path.write_bytes(content)
+    assert store.peek(name).column("sample").to_pylist() == [-1.0]
+    with pytest.raises(TransientError, match=r"was changed after it was staged"):
+        store.compact(1, "judged")
+    assert set(store.shards(1, "judged")) == {0}
+    store.write_shard(1, "judged", 1, 2, pa.table({"group": [1], "sample": [1.0]}))
+    ref = store.compact(1, "judged")
+    assert store.read_table(ref).column("sample").to_pylist() == [1.0, 1.0]
+
+
+def test_what_a_phase_became_is_known_by_its_digest(store: StagingStore, tmp_path: Path):
+    store.write_shard(1, "generated", 0, 1, TABLE)
+    ref = store.compact(1, "generated")
+    (tmp_path / "run-1" / "steps/1/generated.arrow").write_bytes(b"something else")
+    assert store.compact(1, "generated") == ref
+    with pytest.raises(PermanentError, match="its digest differs"):
+        store.read_table(ref)
 
 
 def test_json_is_written_with_its_digest(store: StagingStore, tmp_path: Path):
