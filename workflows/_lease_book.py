@@ -24,6 +24,10 @@ _TRANSITIONS_SHOWN = 120
 Pairs = tuple[tuple[str, str], ...]
 
 
+NOTHING_BLOCKED = "nothing is BLOCKED"
+"""What a person's word is refused with where the lease waits for nobody."""
+
+
 class LeaseRefused(ValueError):
     """The request is not legal now; the text says what the state is and what would be legal."""
 
@@ -149,7 +153,7 @@ class LeaseBook:
                 " confirm_released"
             )
         if not blocked and not request.abandon:
-            raise LeaseRefused("nothing is BLOCKED: there is nothing to resolve")
+            raise LeaseRefused(f"{NOTHING_BLOCKED}: there is nothing to resolve")
 
     # --- what happened
 

@@ -178,7 +178,7 @@ class RunCore:
         if self._plan is not None:
             rows += placement_rows(self._plan)
         text = f"**{self._state}**: {doing}"
-        if self._state is RunState.BLOCKED:
+        if self._state is RunState.BLOCKED or self._lease_waits:
             text += (
                 f"\n\n`relax-infer resolve {self._id} --who NAME --why TEXT` goes on;"
                 " add `--stop` to stop, `--confirm-released` when you saw that the named holder"

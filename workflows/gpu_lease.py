@@ -77,7 +77,8 @@ class GpuLease(LeaseProving):
     @workflow.signal
     async def holder_lost(self, lost: HolderLost) -> None:
         """A role that holds the pool waits for proof or a person; what holds it is in doubt."""
-        if self._book.roles[lost.role].state is LeaseState.ACTIVE:
+        role = self._book.roles.get(lost.role)
+        if role is not None and role.state is LeaseState.ACTIVE:
             self._book.record(lost.role, LeaseEvent.OPERATION_FAILED, workflow.time(), lost.why)
             await self._wait_until_known(lost.role)
 

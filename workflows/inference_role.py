@@ -164,9 +164,9 @@ class InferenceRole:
         What nobody asked for (a lost replica, a rebuilt one) is published at once, and the lease
         hears of a holder that cannot go on by itself.
         """
-        known = self._groups[snapshot.model]
-        if snapshot.number < known.number:
-            return  # a later one overtook it
+        known = self._groups.get(snapshot.model)
+        if known is None or snapshot.number < known.number:
+            return  # no group of ours, or a later one overtook it
         self._groups[snapshot.model] = snapshot
         self._changed = True
         if self._doing:

@@ -3,7 +3,7 @@
 import itertools
 
 from temporalio import workflow
-from temporalio.exceptions import ChildWorkflowError, FailureError
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError
 
 from relax_infer.contracts.lease import LeaseRequest
 from relax_infer.contracts.mailbox import Answer, Ask
@@ -25,6 +25,7 @@ from workflows._calls import (
     RESOLVE_RECIPE,
 )
 from workflows._failures import PERMANENT, fail, in_peace, text_of
+from workflows._lease_book import NOTHING_BLOCKED
 from workflows._premises import Premises
 from workflows._run_core import RunCore
 from workflows._versions import AUTO_UPGRADE
@@ -111,10 +112,11 @@ class TrainingRun(RunCore):
     def stop(self) -> RunStatus:
         """End after the current step, or when the role that is being brought up is up; everything
         is taken down and the store is kept."""
-        begins = self._state is RunState.STARTING
-        self._move(
-            RunEvent.STOP_ASKED, f"stops {'before its first step' if begins else 'after this step'}"
-        )
+        when = "before its first" if self._state is RunState.STARTING else "after this"
+        doing = f"stops {when} step"
+        if self._lease_waits:
+            doing += f"; a person must still say of its GPUs: {self._lease_waits}"
+        self._move(RunEvent.STOP_ASKED, doing)
         return self.status()
 
     @stop.validator
@@ -139,12 +141,17 @@ class TrainingRun(RunCore):
         """A person's word: go on (retry) or stop; for a BLOCKED lease, that its holder is gone."""
         self._resolved = resolution
         if self._lease_waits is not None:
-            await self._lease.ask(self._lease_resolution(resolution))
+            try:
+                await self._lease.ask(self._lease_resolution(resolution))
+            except ApplicationError as error:
+                if NOTHING_BLOCKED not in str(error):
+                    raise
+                self.lease_unblocked("")  # it does not wait, whoever said that it does
         return self.status()
 
     @resolve.validator
     def _check_resolve(self, resolution: ResolveRun) -> None:
-        if self._state is not RunState.BLOCKED:
+        if self._state is not RunState.BLOCKED and self._lease_waits is None:
             raise ValueError(f"the run is {self._state}, not BLOCKED: there is nothing to resolve")
         if not resolution.who.strip() or not resolution.why.strip():
             raise ValueError("resolve needs who looked and why it is safe to go on")

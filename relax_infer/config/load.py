@@ -10,6 +10,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
+from relax_infer.config.documents import read_yaml
 from relax_infer.config.recipe import Recipe
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.faults import explain, hint, models_in, takes_nothing
@@ -100,7 +101,7 @@ def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:
             )
         text, origin = path.read_text(), name
     try:
-        document = yaml.safe_load(text)
+        document = read_yaml(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"{origin}: not YAML: {error}") from None
     if not isinstance(document, dict):

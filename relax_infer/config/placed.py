@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from relax_infer.contracts.fractions import GpuFraction, check_gpu_fraction
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=1 << 53)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Scalar = str | int | float | bool | None
 
@@ -27,7 +27,7 @@ class Section(BaseModel):
 class Cluster(Section):
     """The GPUs of the run."""
 
-    gpus: Positive
+    gpus: Annotated[int, Field(ge=1, le=1 << 20)]
     """GPUs of all pools together. In modes defer and split the roles share what training roles
     with a pool of their own leave."""
     gpus_per_node: Positive | None = None

@@ -167,7 +167,7 @@ class Reward(Section):
 class Distillation(Section):
     """On-policy distillation from the Teacher."""
 
-    coefficient: Annotated[float, Field(ge=0)] = 1.0
+    coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Mode student_sampled: times (teacher - rollout log-prob) of each sampled token, added to its
     advantage. The other modes: times the divergence over the named tokens, added to the loss."""
     mode: Literal["student_sampled", "student_topk", "teacher_topk", "union"] = "student_sampled"

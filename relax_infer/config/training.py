@@ -60,14 +60,14 @@ class Train(Section):
     pass of its own."""
     offload: bool = True
     """The trainer lets its GPUs go between its turns; false only in mode decoupled."""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-4
     """Of AdamW, at the top of its schedule."""
     schedule: Schedule = Schedule()
     betas: tuple[float, float] = (0.9, 0.95)
     """Of AdamW."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Of AdamW, for matrices; norms and biases do not decay."""
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    grad_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Global gradient norm."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""

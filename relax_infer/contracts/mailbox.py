@@ -1,6 +1,6 @@
 """How one workflow asks another: a signal out, a signal back, both sides remember the id."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -11,8 +11,9 @@ class Ask(Message):
     """Body of the signal ``ask``."""
 
     operation_id: str
-    asker: str
-    """Workflow id to answer to; without a run id, so that it survives continue-as-new."""
+    asker: Annotated[str, Field(min_length=1, max_length=1000)]
+    """Workflow id to answer to, of a length that Temporal takes; without a run id, so that it
+    outlives continue-as-new."""
     method: str
     payload: dict[str, Any]
 

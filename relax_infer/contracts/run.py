@@ -29,7 +29,7 @@ class RunInput(StartInput):
 
     recipe: str | dict[str, Any]
     """Name of a shipped recipe, path of a YAML file that the worker can read, or the recipe."""
-    steps: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Target step; None: the recipe's."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Dotted recipe keys and their values, e.g. ``{"train.learning_rate": 0.0001}``."""
