@@ -6,8 +6,10 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
+from relax_infer.contracts.autoscale import AutoscaleStatus, AutoscaleSwitch
 from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
+from relax_infer.contracts.external import ExternalEngine
 from relax_infer.contracts.lease import (
     HolderLost,
     LeaseAnswer,
@@ -29,7 +31,9 @@ from relax_infer.contracts.scale import (
 )
 from relax_infer.discovery import InferenceRegistry
 from relax_infer.machines import GROUP, GroupState, ReplicaState
+from workflows._autoscale import Autoscaler
 from workflows._calls import ENSURE_FRONT, PUSH_REGISTRY
+from workflows._externals import Externals
 from workflows._failures import PERMANENT, fail, text_of
 from workflows._mailbox import Mailbox
 from workflows._registry import models_of, routing_of
@@ -77,12 +81,27 @@ class InferenceRole:
         self._changed = False
         """Whether a group changed by itself since the last publication."""
         self._desk = ScaleDesk(start, self._mail, carried.get("scaling"))
+        self._autoscaler = Autoscaler(
+            start,
+            self._desk,
+            lambda model: self._groups[model],
+            self._show,
+            carried.get("autoscaling"),
+        )
+        self._externals = Externals(
+            start.run,
+            lambda model: self._groups[model],
+            self._weights_of,
+            self._note_change,
+            carried.get("externals"),
+        )
         self._members = RoleMembers(
             self._turn,
             lambda model: self._groups[model].state is GroupState.READY,
             lambda: self._desk.closing,
             self._ask_members,
             self._publish,
+            self._externals,
         )
         self._stopped = False
 
@@ -93,13 +112,18 @@ class InferenceRole:
                 await self._start_group(group)
         self._registry.publish(self._models(), routing=routing_of(self._start.groups))
         self._show()
-        publishing = asyncio.create_task(self._publish_changes())
+        tasks = [asyncio.create_task(self._publish_changes())]
+        if start.autoscale:
+            tasks.append(asyncio.create_task(self._autoscaler.run()))
+        self._externals.begin()
         while not self._stopped:
             await workflow.wait_condition(lambda: self._stopped or self._may_continue_as_new)
             await workflow.wait_condition(workflow.all_handlers_finished)
             if not self._stopped and self._may_continue_as_new:
                 workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
-        publishing.cancel()
+        for task in tasks:
+            task.cancel()
+        self._externals.end()
 
     @property
     def _may_continue_as_new(self) -> bool:
@@ -128,6 +152,8 @@ class InferenceRole:
             "groups": [g.model_dump(mode="json") for g in self._groups.values()],
             "term": self._term,
             "scaling": self._desk.carry(),
+            "autoscaling": self._autoscaler.carry(),
+            "externals": self._externals.carry(),
         }
 
     async def _start_group(self, group: EngineGroupSpec) -> None:
@@ -196,6 +222,25 @@ class InferenceRole:
     def scaling(self) -> list[ScaleStatus]:
         """The scale operations at work and the last that ended, oldest first."""
         return self._desk.all
+
+    @workflow.query
+    def externals(self) -> list[ExternalEngine]:
+        """Engines of others that were adopted, those that were dropped since among them."""
+        return list(self._externals.all)
+
+    @workflow.update
+    async def autoscale(self, switch: AutoscaleSwitch) -> list[AutoscaleStatus]:
+        """Stop looking at the load, or begin anew; what a policy has at work goes on."""
+        return self._autoscaler.switch(switch)
+
+    @autoscale.validator
+    def _check_autoscale(self, switch: AutoscaleSwitch) -> None:
+        self._autoscaler.check(switch)
+
+    @workflow.query
+    def autoscaling(self) -> list[AutoscaleStatus]:
+        """What each policy decided last and why, and what it led to."""
+        return self._autoscaler.all
 
     @workflow.query
     def snapshot(self) -> dict[str, Any]:
@@ -350,6 +395,13 @@ class InferenceRole:
             self._groups[ask.model] = told
         return members
 
+    async def _weights_of(self, model: str) -> Members:
+        ask = MemberAsk(method="members", model=model, operation="externals")
+        return await self._ask_members(ask, f"{workflow.uuid4()}")
+
+    def _note_change(self) -> None:
+        self._changed = True
+
     def _close_groups(self) -> None:
         """Show the role as draining before anything of it lets go."""
         for model, group in self._groups.items():
@@ -366,7 +418,7 @@ class InferenceRole:
 
     def _models(self) -> list[Any]:
         router = self._front.router_url if self._front else None
-        return models_of(tuple(self._groups.values()), router)
+        return models_of(tuple(self._groups.values()), router, self._externals.callable)
 
     async def _tell_lease(self, why: str) -> None:
         lost = HolderLost.model_validate({"role": self._start.role, "why": why})
@@ -405,12 +457,14 @@ class InferenceRole:
         """
         groups = self._groups.values()
         if any(g.state in (GroupState.DRAINING, GroupState.SLEEPING) for g in groups):
-            return None
-        return tuple(
-            r.base_url
-            for g in groups
-            for r in g.replicas
-            if r.base_url and r.replica not in g.leaving
+            return self._externals.workers(None)
+        return self._externals.workers(
+            tuple(
+                r.base_url
+                for g in groups
+                for r in g.replicas
+                if r.base_url and r.replica not in g.leaving
+            )
         )
 
     def _show(self) -> None:
@@ -429,4 +483,5 @@ class InferenceRole:
             (f"scale {each.operation_id}", f"{each.model}: {each.state}")
             for each in self._desk.at_work
         ]
+        rows += self._autoscaler.rows() + self._externals.rows()
         show_details(doing, rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_infer.discovery import Role
+from relax_infer.gateway._operator_openapi import SECURITY, operator_paths, operator_schemas
 from relax_infer.gateway.routes import (
     ENGINES_SCHEMAS,
     HEALTH_SCHEMAS,
@@ -43,8 +44,8 @@ _AGAIN = {"Retry-After": {"schema": {"type": "string"}}}
 _HELD_BACK = ("x-request-id", "traceparent")
 
 
-def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
-    """OpenAPI 3.1."""
+def document(roles: Iterable[Role] = tuple(Role), *, operator: bool = False) -> _Json:
+    """OpenAPI 3.1. ``operator``: with the routes of whoever has the operator's token."""
     paths: dict[str, _Json] = {
         "/healthz": {"get": _process("health", "The process answers", _free_object())},
         "/metrics": {"get": _metrics("metrics", "All counters, for Prometheus")},
@@ -53,6 +54,11 @@ def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
     for role in roles:
         for route in routes_of(role):
             paths[f"/{role}{route.path}"] = {route.method.lower(): _operation(role, route)}
+    components: _Json = {"schemas": _schemas()}
+    if operator:
+        paths |= operator_paths()
+        components["schemas"] |= operator_schemas()
+        components["securitySchemes"] = SECURITY
     return {
         "openapi": "3.1.0",
         "info": {
@@ -62,7 +68,7 @@ def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
             ' backend at most once; error answers are {"detail": ...}.',
         },
         "paths": paths,
-        "components": {"schemas": _schemas()},
+        "components": components,
     }
 
 
@@ -288,7 +294,7 @@ def _schemas() -> _Json:
 
 def page() -> str:
     """The committed file."""
-    return json.dumps(document(), indent=1) + "\n"
+    return json.dumps(document(operator=True), indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from relax_infer.discovery import InferenceRegistry, ModelSnapshot, ReplicaSnapshot, RoutingSpec
 from relax_infer.gateway import RegistryIntake, create_control_app, create_gateway_app
+from relax_infer.gateway._asgi import App
 from relax_infer.gateway.serve import make_server
 
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -183,10 +184,12 @@ def registry(role: str, *engines: str, **changes: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def gateway(**options: Any) -> AsyncIterator[Gateway]:
+async def gateway(
+    *, wrap: Callable[[App], App] = lambda app: app, **options: Any
+) -> AsyncIterator[Gateway]:
     """The public app and the control app, each on a port of its own."""
     intake = RegistryIntake()
-    apps = (create_gateway_app(intake, **options), create_control_app(intake))
+    apps = (wrap(create_gateway_app(intake, **options)), create_control_app(intake))
     sockets = [_listener() for _ in apps]
     servers = [make_server(app) for app in apps]
     tasks = [

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from relax_infer.discovery import Role
+from relax_infer.gateway._asgi import App
 from relax_infer.gateway.judge import ChatTemplates
 from tests.gateway.fakes import Answer, Engine, engine, gateway
 
@@ -18,7 +19,9 @@ class InThread:
 
 
 @contextlib.contextmanager
-def running(answer: Answer, tokenizers: Mapping[str, str]) -> Iterator[InThread]:
+def running(
+    answer: Answer, tokenizers: Mapping[str, str], wrap: Callable[[App], App] = lambda app: app
+) -> Iterator[InThread]:
     """Serves all roles from one engine."""
     ready, loop = threading.Event(), asyncio.new_event_loop()
     made: list[InThread] = []
@@ -26,7 +29,7 @@ def running(answer: Answer, tokenizers: Mapping[str, str]) -> Iterator[InThread]
 
     async def serve() -> None:
         render = ChatTemplates(tokenizers)
-        async with engine(answer) as upstream, gateway(genrm_render=render) as front:
+        async with engine(answer) as upstream, gateway(genrm_render=render, wrap=wrap) as front:
             for role in Role:
                 front.publish(role, upstream.url)
             made.append(InThread(front.url, upstream))

@@ -13,8 +13,11 @@ import schemathesis
 from aiohttp import web
 from schemathesis.checks import CHECKS, load_all_checks, not_a_server_error
 
+from relax_infer.gateway._asgi import App
+from relax_infer.gateway.operator import with_operator_routes
 from tests.gateway.in_thread import InThread, running
 from tests.gateway.test_judge import TEMPLATE, save_tokenizer
+from tests.gateway.test_operator import TOKEN, Roles
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "openapi.json"
 load_all_checks()
@@ -32,11 +35,18 @@ async def answer(request: web.Request, payload: dict[str, Any]) -> web.StreamRes
     return web.json_response({"text": "yes"})
 
 
+def operated(app: App) -> App:
+    roles = Roles()
+    return with_operator_routes(
+        app, token="secret", ask=roles.ask, look=roles.look, recover=roles.recover
+    )
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InThread]:
     folder = tmp_path_factory.mktemp("judge")
     save_tokenizer(folder, TEMPLATE)
-    with running(answer, tokenizers={"m": str(folder)}) as front:
+    with running(answer, tokenizers={"m": str(folder)}, wrap=operated) as front:
         yield front
 
 
@@ -55,7 +65,7 @@ def test_whatever_the_description_allows_or_forbids_is_answered_as_it_says(
 
 
 def follows(case: Any, served: InThread) -> None:
-    answer = case.call_and_validate(base_url=served.url, checks=RULES)
+    answer = case.call_and_validate(base_url=served.url, checks=RULES, headers=TOKEN)
     # "default" stands for errors of a backend, and this backend makes none.
     named = case.operation.definition.raw["responses"].keys() - {"default"}
     assert str(answer.status_code) in named | {"405"}, answer.text
