@@ -51,7 +51,8 @@ class Externals:
         self._run, self._group, self._members, self._changed = run, group, members, changed
         known = [ExternalEngine.model_validate(each) for each in document.get("known", [])]
         self._known = {engine.url: engine for engine in known}
-        self._own: tuple[str, ...] = tuple(document.get("own", ()))
+        self._ever = bool(document.get("ever", False))
+        """Whether one was ever adopted."""
         self._task: asyncio.Task[None] | None = None
 
     # --- what is
@@ -87,22 +88,16 @@ class Externals:
         version, digest = held.pop() if len(held) == 1 else (None, None)
         return None if digest is None else (version, digest)
 
-    def workers(self, own: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """What the router must hold. ``own``: addresses of ours; None: those that it has. Engines
-        of others have no gate that refuses, so they leave the list as soon as ours let go."""
-        if own is not None:
-            self._own = own
-        if not self._known:
-            return own
-        models = dict.fromkeys(engine.model for engine in self.all)
-        named = () if own is None else tuple(e.url for m in models for e in self.callable(m))
-        return (*self._own, *named)
+    def workers(self) -> tuple[str, ...] | None:
+        """What the router may hold beside ours; None: there was never any. They have no gate that
+        refuses, so they leave it as soon as ours let go."""
+        return tuple(engine.url for engine in self._right()) if self._ever else None
 
     def carry(self) -> dict[str, Any]:
         """For continue-as-new."""
         return {
             "known": [engine.model_dump(mode="json") for engine in self.all],
-            "own": list(self._own),
+            "ever": self._ever,
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -113,6 +108,7 @@ class Externals:
 
     def put(self, engine: ExternalEngine) -> None:
         self._known[engine.url] = engine
+        self._ever = True
         if self._task is None:
             self.begin()
 

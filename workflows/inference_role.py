@@ -442,6 +442,7 @@ class InferenceRole:
                     term=self._term,
                     document=self._registry.publish(self._models()),
                     router_workers=self._router_workers() if routed else None,
+                    router_others=self._externals.workers() if routed else None,
                 ),
                 summary=f"publish {self._start.role}",
             )
@@ -457,14 +458,12 @@ class InferenceRole:
         """
         groups = self._groups.values()
         if any(g.state in (GroupState.DRAINING, GroupState.SLEEPING) for g in groups):
-            return self._externals.workers(None)
-        return self._externals.workers(
-            tuple(
-                r.base_url
-                for g in groups
-                for r in g.replicas
-                if r.base_url and r.replica not in g.leaving
-            )
+            return None
+        return tuple(
+            r.base_url
+            for g in groups
+            for r in g.replicas
+            if r.base_url and r.replica not in g.leaving
         )
 
     def _show(self) -> None:

@@ -292,16 +292,15 @@ class ScriptedWorld:
     async def push_registry(self, push: b.RegistryPush) -> FrontAddress:
         await self._fault("push_registry")
         self.pushes.append(push)
-        self._check_routes(push.router_workers or ())
+        self.engines.check_routes(push.router_workers or ())
+        self._check_others(push.router_others or ())
         if len(self.pushes) == self.moves_front_at_push:
             moved = {"router_url": "http://127.0.0.1:3"}
             self.front = self.front.model_copy(update=moved)
         return self.front
 
-    def _check_routes(self, urls: Iterable[str]) -> None:
+    def _check_others(self, others: Iterable[str]) -> None:
         """Whoever gets an address calls it, those of others too: with one and the same weights."""
-        others = [url for url in urls if url in self.externals.there]
-        self.engines.check_routes(url for url in urls if url not in self.externals.there)
         up = [e for e in self.engines.of("rollout") if e.state is ReplicaState.READY]
         held = {e.weights for e in up} | {self.externals.there[url].version for url in others}
         if others and (not up or len(held) > 1):

@@ -30,8 +30,8 @@ async def known(role: ScaledRole) -> dict[str, ExternalEngine]:
 
 def routed(role: ScaledRole) -> set[str]:
     """Of others, in the router."""
-    told = [p.router_workers for p in role.world.pushes if p.router_workers is not None]
-    return {url for url in told[-1] if url in (ONE, TWO)}
+    told = [p.router_others for p in role.world.pushes if p.router_others is not None]
+    return set(told[-1]) if told else set()
 
 
 async def adopt(role: ScaledRole, *urls: str, **fields: Any) -> ScaleStatus:
