@@ -1,6 +1,7 @@
 """How busy the engines of a model are."""
 
 import asyncio
+from time import monotonic as _clock
 
 from temporalio import activity
 
@@ -26,13 +27,12 @@ async def look_at_load(ask: LoadAsk) -> LoadReport:
     """Requests in flight in every engine of the model, as a mean over the look, and what the
     role's phase of the last batch took. A replica that does not answer is left out."""
     engines = EngineGroup(ask.group)
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + ask.seconds
+    deadline = _clock() + ask.seconds
     seen: list[int] = []
     while True:
         counts = await engines.in_flight()
         seen.append(sum(counts))
-        if (left := deadline - clock()) <= 0:
+        if (left := deadline - _clock()) <= 0:
             break
         await asyncio.sleep(min(_PAUSE, left))
     step, seconds = await asyncio.to_thread(last_batch, ask.run, _PHASES[ask.group.role])

@@ -271,11 +271,11 @@ def _plan(
         apart=tuple(pair for pair in pairs if frozenset(pair) in apart),
         max_staleness=recipe.max_staleness,
         logprob_bound=LogProbBound.model_validate(recipe.train.logprob_bound.model_dump()),
-        autoscale=_autoscale(recipe, groups),
+        autoscale=autoscale_policies(recipe, groups),
     )
 
 
-def _autoscale(
+def autoscale_policies(
     recipe: Recipe, groups: list[EngineGroupSpec]
 ) -> dict[str, dict[str, AutoscalePolicy]]:
     """Role, model and policy."""
