@@ -19,6 +19,7 @@ from relax_infer.cli._server import connected
 from relax_infer.contracts.autoscale import AutoscaleNote, AutoscaleStatus, AutoscaleSwitch
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import GroupSnapshot
+from relax_infer.contracts.external import ExternalEngine
 from relax_infer.contracts.scale import ScaleStatus
 from relax_infer.machines import ReplicaState
 
@@ -35,6 +36,8 @@ class RoleScaling(Message):
     operations: tuple[ScaleStatus, ...]
     """At work, and the last that ended, oldest first."""
     policies: tuple[AutoscaleStatus, ...]
+    externals: tuple[ExternalEngine, ...]
+    """Engines of others."""
 
 
 async def look(home: Path, run: str, role: str) -> RoleScaling:
@@ -45,6 +48,7 @@ async def look(home: Path, run: str, role: str) -> RoleScaling:
             groups = await handle.query("replicas", result_type=list[GroupSnapshot])
             operations = await handle.query("scaling", result_type=list[ScaleStatus])
             policies = await handle.query("autoscaling", result_type=list[AutoscaleStatus])
+            externals = await handle.query("externals", result_type=list[ExternalEngine])
         except (RPCError, WorkflowQueryFailedError) as error:
             raise _unheard(run, role, error) from error
     return RoleScaling(
@@ -53,6 +57,7 @@ async def look(home: Path, run: str, role: str) -> RoleScaling:
         groups=tuple(groups),
         operations=tuple(operations),
         policies=tuple(policies),
+        externals=tuple(externals),
     )
 
 
@@ -90,6 +95,10 @@ def shown(scaling: RoleScaling) -> list[str]:
         lines.append(
             f"{scaling.role} {group.model}  {group.state}  {len(there)} replicas, {ready} answer"
         )
+    lines += [
+        f"{scaling.role} {engine.model}  {engine.url}  {engine.state}  {engine.why or ''}".rstrip()
+        for engine in scaling.externals
+    ]
     for policy in scaling.policies:
         lines += _policy(policy)
     if not scaling.policies:

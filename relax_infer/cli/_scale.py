@@ -37,8 +37,15 @@ def scale(
     ] = None,
     url: Annotated[
         list[str] | None,
-        typer.Option(help="Remove the added replica with this address instead; repeatable."),
+        typer.Option(help="Remove the replica or adopted engine with this address; repeatable."),
     ] = None,
+    adopt: Annotated[
+        list[str] | None,
+        typer.Option(help="Call this SGLang server, which somebody else runs, too; repeatable."),
+    ] = None,
+    all_or_none: Annotated[
+        bool, typer.Option("--all-or-none", help="Of several to adopt, all, or none of them.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Model, where the role has several.")] = None,
     force: Annotated[
         bool,
@@ -73,16 +80,16 @@ def scale(
 
     if role not in ROLES:
         raise CommandError(f"{role} has no replicas", cure=f"Roles: {', '.join(ROLES)}.")
-    asked = replicas is not None or bool(url)
+    asked = replicas is not None or bool(url) or bool(adopt)
     if auto is not None and asked:
         raise CommandError(
             "--auto goes without a number and without --url",
             cure=f"`relax-infer scale {run} {role} --auto {auto}` first, then the other.",
         )
-    if replicas is not None and url:
+    if asked and sum((replicas is not None, bool(url), bool(adopt))) != 1:
         raise CommandError(
             "Say how many replicas there shall be, or whose address is to go",
-            cure=f"`relax-infer scale {run} {role} 3`, or --url http://HOST:PORT.",
+            cure=f"`relax-infer scale {run} {role} 3`, --url or --adopt http://HOST:PORT.",
         )
     if not asked:
         _policies(home, run, role, model, auto, who, why, as_json=as_json)
@@ -91,9 +98,10 @@ def scale(
         request = ScaleRequest(
             operation_id=id or uuid.uuid4().hex[:12],
             model=model,
-            direction="in" if url else None,
+            direction="in" if url else "out" if adopt else None,
             num_replicas=replicas,
-            engine_urls=tuple(url or ()),
+            engine_urls=tuple(url or adopt or ()),
+            on_partial="rollback_all" if all_or_none else "keep",
             force=force,
             dry_run=dry_run,
             wait=wait or dry_run,

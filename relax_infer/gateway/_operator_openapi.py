@@ -38,6 +38,7 @@ def operator_schemas() -> _Json:
         "model": {"type": ["string", "null"]},
         "num_replicas": {"type": ["integer", "null"], "minimum": 0},
         "engine_urls": urls,
+        "on_partial": {"enum": ["keep", "rollback_all"]},
         "force": {"type": "boolean"},
         "dry_run": {"type": "boolean"},
         "timeout": _SECONDS,

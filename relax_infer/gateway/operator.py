@@ -51,6 +51,7 @@ class ScaleBody(StartInput):
     model: str | None = None
     num_replicas: int | None = None
     engine_urls: tuple[str, ...] = ()
+    on_partial: Literal["keep", "rollback_all"] = "keep"
     force: bool = False
     dry_run: bool = False
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
