@@ -32,7 +32,7 @@ class Server:
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json() if request.can_read_body else None
+        body: dict[str, Any] = await request.json() if request.can_read_body else {}
         self.asked.append((request.path, body))
         if request.path == self.broken:
             return web.Response(status=500, text="CUDA error")
