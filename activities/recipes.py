@@ -14,6 +14,7 @@ from relax_infer.config.placed import Engine
 from relax_infer.config.scoring import GenRM, Teacher
 from relax_infer.contracts.alarms import LogProbBound
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
+from relax_infer.contracts.autoscale import AutoscalePolicy
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RUN_ID, RunRef, WeightsRef
@@ -270,7 +271,21 @@ def _plan(
         apart=tuple(pair for pair in pairs if frozenset(pair) in apart),
         max_staleness=recipe.max_staleness,
         logprob_bound=LogProbBound.model_validate(recipe.train.logprob_bound.model_dump()),
+        autoscale=autoscale_policies(recipe, groups),
     )
+
+
+def autoscale_policies(
+    recipe: Recipe, groups: list[EngineGroupSpec]
+) -> dict[str, dict[str, AutoscalePolicy]]:
+    """Role, model and policy."""
+    rules = dict(recipe.autoscale.rules()) if recipe.autoscale is not None else {}
+    found: dict[str, dict[str, AutoscalePolicy]] = {}
+    for group in groups:
+        rule = rules.get(group.role)
+        if rule is not None and (not rule.models or group.model in rule.models):
+            found.setdefault(group.role, {})[group.model] = rule.policy()
+    return found
 
 
 def _offload(role: Role, engine: Engine) -> OffloadKind:

@@ -6,7 +6,9 @@ from typing import Any
 from activities import (
     batch,
     engines,
+    external,
     front,
+    load,
     phases,
     placement,
     recipes,
@@ -25,4 +27,6 @@ ACTIVITIES: tuple[Callable[..., Any], ...] = (
     *training.ACTIVITIES,
     *records.ACTIVITIES,
     *scaling.ACTIVITIES,
+    *load.ACTIVITIES,
+    *external.ACTIVITIES,
 )

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateStage
 from temporalio.envconfig import ClientConfig
 
+from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import App
@@ -63,12 +64,32 @@ class RoleWorkflows:
         known = [each for each in every if each["operation_id"] == operation_id]
         return ScaleStatus.model_validate(known[0]) if known else None
 
+    async def recover(self, role: Role, request_id: str, seconds: float) -> RoleResult | None:
+        """Have the role try again what was given up; None: it is still at it. The same id joins."""
+        client = await self._connected()
+        handle = client.get_workflow_handle(f"{self._run}.{role}")
+        try:
+            update = await handle.start_update(
+                "recover",
+                id=f"recover-{request_id}",
+                wait_for_stage=WorkflowUpdateStage.ACCEPTED,
+                rpc_timeout=_UPDATE_TIMEOUT,
+            )
+            told = await asyncio.wait_for(update.result(), seconds)
+        except TimeoutError:
+            return None
+        except WorkflowUpdateFailedError as error:
+            raise ScaleRefused(str(error.cause)) from error
+        return RoleResult.model_validate(told)
+
     def operated(self, app: App) -> App:
         """With the operator's routes, where the environment names a token."""
         token = os.environ.get(OPERATOR_TOKEN, "")
         if not token:
             return app
-        return with_operator_routes(app, token=token, ask=self.scale, look=self.scaling)
+        return with_operator_routes(
+            app, token=token, ask=self.scale, look=self.scaling, recover=self.recover
+        )
 
     async def _connected(self) -> Client:
         async with self._connecting:

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
+from relax_infer.contracts.autoscale import LoadAsk, LoadReport
 from relax_infer.contracts.batch import (
     EvaluateRequest,
     FinaliseRequest,
@@ -28,6 +29,12 @@ from relax_infer.contracts.engines import (
     OffloadConfirmation,
     WatchReport,
     WatchRequest,
+)
+from relax_infer.contracts.external import (
+    ExternalAsk,
+    ExternalLoss,
+    ExternalReport,
+    ExternalWatch,
 )
 from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.policies import POLICIES
@@ -85,6 +92,10 @@ BIND_ADDED_REPLICA = Call(
 )
 RELEASE_ADDED_REPLICA = Call("release_added_replica", PlacementAsk, PlacementAnswer)
 DRAIN_ENGINE = Call("drain_engine", DrainAsk, DrainAnswer)
+CHECK_EXTERNAL = Call("check_external", ExternalAsk, ExternalReport)
+DRAIN_EXTERNAL = Call("drain_external", ExternalAsk, DrainAnswer)
+WATCH_EXTERNALS = Call("watch_externals", ExternalWatch, ExternalLoss)
+LOOK_AT_LOAD = Call("look_at_load", LoadAsk, LoadReport)
 
 RESOLVE_RECIPE = Call("resolve_recipe", ResolveRequest, RunPlan)
 BIND_PLACEMENT = Call("bind_placement", RunPlan, Binding)

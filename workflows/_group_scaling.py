@@ -44,6 +44,8 @@ class GroupScaling(GroupProving):
             case "abandon":
                 outsiders.abandon(ask.operation)
                 await self._tell_role()
+            case _:
+                raise fail(PERMANENT, f"a group cannot {ask.method}: its role can")
         return self._members()
 
     async def _adopt(self, ask: MemberAsk, operation_id: str) -> Members:

@@ -206,6 +206,7 @@ class Premises:
                 operation_timeout=plan.operation_timeout,
                 restarts=restarts,
                 shares_with=plan.sharing(role),
+                autoscale=plan.autoscale.get(role, {}),
             ),
             id=f"{self._run}.{role}",
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,

@@ -1,6 +1,9 @@
 """Engine groups as discovery models: what of a group's state a caller may see."""
 
+from collections.abc import Callable
+
 from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot, ReplicaReport
+from relax_infer.contracts.external import ExternalEngine, external_id
 from relax_infer.discovery import ModelSnapshot, ReplicaSnapshot, RoutingSpec
 from relax_infer.machines import GroupState, ReplicaState
 
@@ -11,9 +14,14 @@ _SHOWN = {
 }
 
 
-def models_of(groups: tuple[GroupSnapshot, ...], router_url: str | None) -> list[ModelSnapshot]:
-    """Schema 2 models of a role's groups; rollout goes through the router, the others directly."""
-    return [_model(group, router_url) for group in groups]
+def models_of(
+    groups: tuple[GroupSnapshot, ...],
+    router_url: str | None,
+    externals: Callable[[str], tuple[ExternalEngine, ...]] = lambda model: (),
+) -> list[ModelSnapshot]:
+    """Schema 2 models of a role's groups; rollout goes through the router, the others directly.
+    ``externals``: engines of others that may be called for a model."""
+    return [_model(group, router_url, externals(group.model)) for group in groups]
 
 
 def routing_of(groups: tuple[EngineGroupSpec, ...]) -> RoutingSpec:
@@ -25,7 +33,9 @@ def routing_of(groups: tuple[EngineGroupSpec, ...]) -> RoutingSpec:
     )
 
 
-def _model(group: GroupSnapshot, router_url: str | None) -> ModelSnapshot:
+def _model(
+    group: GroupSnapshot, router_url: str | None, externals: tuple[ExternalEngine, ...]
+) -> ModelSnapshot:
     routed = group.role == "rollout"
     version = group.weight_version
     # While a lost replica is mended its siblings go on answering.
@@ -52,6 +62,16 @@ def _model(group: GroupSnapshot, router_url: str | None) -> ModelSnapshot:
                 generation=generation,
             )
             for replica, generation in zip(_shown(group), group.generations, strict=False)
+        ]
+        + [
+            ReplicaSnapshot(
+                engine_id=external_id(group.model, engine.url),
+                base_url=engine.url,
+                state=str(ReplicaState.READY),
+                direct_eligible=not routed,
+                generation=1,
+            )
+            for engine in externals
         ],
     )
 

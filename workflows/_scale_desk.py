@@ -28,6 +28,8 @@ class _Operation:
     def __init__(self, fingerprint: str, status: ScaleStatus) -> None:
         self.fingerprint, self.status = fingerprint, status
         self.task: asyncio.Task[None] | None = None
+        self.gives_way: str | None = None
+        """Why it is to end before it has reached what it was for."""
 
 
 class ScaleDesk:
@@ -41,6 +43,9 @@ class ScaleDesk:
             self._known[status.operation_id] = _Operation(fingerprint, status)
         self.closing = False
         """The role is going down."""
+        self.begun: dict[str, int] = {}
+        """Operations of each model that were taken in, dry runs apart; for whoever wants to know
+        whether one was meanwhile."""
 
     @property
     def at_work(self) -> list[ScaleStatus]:
@@ -78,6 +83,13 @@ class ScaleDesk:
                 f"{role} was started before replicas could be added: restart the role first"
                 " (relax-infer resolve RUN --restart)"
             )
+        if self._start.shares_with and request.engine_urls and request.direction == "out":
+            raise ValueError(
+                f"{role} takes turns on its GPUs with {', '.join(self._start.shares_with)} (defer"
+                " or split): an engine that others started has no fence, so nobody could prove that"
+                " it has let go of its GPUs before the next role loads. Use mode decoupled, or stop"
+                " that engine and ask for num_replicas"
+            )
         if self._start.shares_with:
             raise ValueError(
                 f"{role} shares its GPUs with {', '.join(self._start.shares_with)} and takes turns"
@@ -85,7 +97,7 @@ class ScaleDesk:
                 " the role GPUs that nobody else uses (mode: decoupled)"
             )
         for other in self.at_work:
-            if other.model == model:
+            if other.model == model and not _makes_way(other, request):
                 raise ValueError(
                     f"CONFLICT: operation {other.operation_id} is at work on {model}"
                     f" ({other.state}); it ends by itself, then ask again"
@@ -103,6 +115,10 @@ class ScaleDesk:
         return request.model
 
     # --- one operation
+
+    def gave_way(self, operation_id: str) -> bool:
+        """Whether it had to end for the sake of another."""
+        return self._known[operation_id].gives_way is not None
 
     async def perform(self, request: ScaleRequest) -> ScaleStatus:
         """Carry it out once; the same id joins it or gets its result."""
@@ -123,7 +139,11 @@ class ScaleDesk:
             direction=request.direction,
             target=request.num_replicas,
             dry_run=request.dry_run,
+            by=request.by,
+            reason=request.reason,
         )
+        if not request.dry_run:
+            self.begun[status.model] = self.begun.get(status.model, 0) + 1
         operation = _Operation(request.fingerprint, status)
         self._known[request.operation_id] = operation
         operation.task = asyncio.create_task(self._follow(operation, request))
@@ -132,6 +152,8 @@ class ScaleDesk:
     async def _follow(self, operation: _Operation, request: ScaleRequest) -> None:
         start, model = self._start, operation.status.model
         try:
+            if others := self._others(operation):
+                await self._clear_the_way(others, request.operation_id)
             handle = await workflow.start_child_workflow(
                 "ScaleRole",
                 ScaleInput(
@@ -150,11 +172,31 @@ class ScaleDesk:
             )
             if self.closing:
                 await handle.signal("wind_down", GOING_DOWN.format(role=start.role.capitalize()))
+            if operation.gives_way is not None:
+                await handle.signal("give_way", operation.gives_way)
             operation.status = await handle
         except (ChildWorkflowError, FailureError) as error:
             # Somebody ended it from outside, or its id was used before the role began anew.
             await self._abandon(operation, text_of(error))
         self._forget_old()
+
+    def _others(self, operation: _Operation) -> list[_Operation]:
+        """Operations at work on the same model, that began before."""
+        model = operation.status.model
+        known = [each for each in self._known.values() if each is not operation]
+        return [each for each in known if each.status.model == model and not each.status.ended]
+
+    async def _clear_the_way(self, others: list[_Operation], operation_id: str) -> None:
+        """What a policy has at work ends before what a person asked for begins."""
+        why = f"operation {operation_id} of a person takes over"
+        for other in others:
+            other.gives_way = why
+            handle = workflow.get_external_workflow_handle(self._id(other.status.operation_id))
+            try:
+                await handle.signal("give_way", why)
+            except FailureError as error:  # it is not there yet, or not any more
+                workflow.logger.warning("%s: %s", other.status.operation_id, text_of(error))
+        await workflow.wait_condition(lambda: all(each.status.ended for each in others))
 
     async def _abandon(self, operation: _Operation, why: str) -> None:
         """What it had in hand is listed as left: another operation may finish it."""
@@ -195,3 +237,7 @@ class ScaleDesk:
         ended = [key for key, each in self._known.items() if each.status.ended]
         for key in ended[: max(0, len(ended) - REMEMBERED)]:
             del self._known[key]
+
+
+def _makes_way(other: ScaleStatus, request: ScaleRequest) -> bool:
+    return other.by == "policy" and request.by == "person" and not request.dry_run

@@ -17,6 +17,7 @@ from relax_infer.contracts.scale import (
 from relax_infer.machines import ScaleEvent
 from workflows._calls import DRAIN_ENGINE
 from workflows._failures import text_of
+from workflows._scale_connect import LetGo
 from workflows._scale_work import ScaleWork
 
 _E, _F = ScaleEvent, ScaleFailure
@@ -30,7 +31,13 @@ class ScaleIn:
         self._spec = members.spec
         self._left = {record.replica: record for record in members.outsiders}
 
-    async def run(self, replicas: tuple[int, ...], unknown_urls: tuple[str, ...]) -> None:
+    async def run(
+        self,
+        replicas: tuple[int, ...],
+        unknown_urls: tuple[str, ...],
+        release: tuple[str, ...] = (),
+    ) -> None:
+        """``release``: engines of others. They lose their callers and are drained, no more."""
         work = self._work
         await work.move(_E.IN_STARTED)
         for k in replicas:
@@ -39,15 +46,20 @@ class ScaleIn:
             ScaleReplica(url=url, outcome="failed", failure=_F.INVALID_ENGINE_ADDRESS)
             for url in unknown_urls
         ]
-        drained = await asyncio.gather(*(self._let_go(k) for k in replicas))
+        drained, let_go = await asyncio.gather(
+            asyncio.gather(*(self._let_go(k) for k in replicas)),
+            asyncio.gather(*(LetGo(work, self._spec, self._patience).one(u) for u in release)),
+        )
         going = [record for record in drained if record is not None]
-        if not going:
+        if not going and not any(let_go):
             await work.move(_E.ALL_FAILED)
             return
         await work.move(_E.DRAINED)
         gone = await asyncio.gather(*(self._end(record) for record in going))
-        every = all(gone) and len(going) == len(replicas) and not unknown_urls
-        await work.move(_E.RELEASE_PROVED if every else _E.ALL_FAILED)
+        if all((*gone, *let_go)) and len(going) == len(replicas) and not unknown_urls:
+            await work.move(_E.RELEASE_PROVED)
+        else:
+            await work.move(_E.SOME_FAILED if any((*gone, *let_go)) else _E.ALL_FAILED)
 
     async def _let_go(self, replica: int) -> OutsiderRecord | None:
         """Router and gateway do not name it any more, and it has answered its last request. None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from relax_infer.contracts.external import ADDRESS
 from relax_infer.contracts.scale import Direction, Members, ScaleReplica, ScaleRequest
 from relax_infer.machines import ScaleEvent
 
@@ -13,13 +14,18 @@ class ScalePlan:
     """The first event of the operation and what follows from it."""
 
     event: ScaleEvent
-    """OUT_STARTED, IN_STARTED, TARGET_MET or REFUSED."""
+    """OUT_STARTED, CONNECT_STARTED, IN_STARTED, TARGET_MET or REFUSED."""
     direction: Direction | None = None
     why: str | None = None
     create: int = 0
     remove: tuple[int, ...] = ()
     """Numbers, in the order in which they are chosen."""
+    connect: tuple[str, ...] = ()
+    """Addresses of engines that others started."""
+    release: tuple[str, ...] = ()
+    """Such engines, of those that were adopted."""
     unknown_urls: tuple[str, ...] = ()
+    """Out: no addresses. In: nobody's."""
 
 
 def plan_scale(request: ScaleRequest, members: Members) -> ScalePlan:
@@ -30,9 +36,7 @@ def plan_scale(request: ScaleRequest, members: Members) -> ScalePlan:
     there = len(members.spec.numbers)
     if request.num_replicas is None:
         if request.direction == "out":
-            return _refused(
-                "engines that others started are not taken in: give num_replicas, and they are made"
-            )
+            return _connect(request.engine_urls, members)
         return _by_url(request.engine_urls, members)
     direction = request.direction or ("out" if request.num_replicas > there else "in")
     if direction == "out":
@@ -63,12 +67,28 @@ def _in(target: int, members: Members) -> ScalePlan:
     return ScalePlan(_E.IN_STARTED, "in", remove=remove)
 
 
+def _connect(urls: tuple[str, ...], members: Members) -> ScalePlan:
+    """Adopt what others started; what is known already is left as it is."""
+    given = dict.fromkeys(url.rstrip("/") for url in urls)
+    wrong = tuple(url for url in given if not ADDRESS.fullmatch(url))
+    known = {engine.url for engine in members.externals if engine.state == "ADOPTED"}
+    known |= {r.base_url.rstrip("/") for r in members.replicas if r.base_url}
+    connect = tuple(url for url in given if url not in known and url not in wrong)
+    if connect:
+        return ScalePlan(_E.CONNECT_STARTED, "out", connect=connect, unknown_urls=wrong)
+    if wrong:
+        return _refused(f"{', '.join(wrong)}: write http://host:port", "out")
+    return ScalePlan(_E.TARGET_MET, "out", "all of these are called already")
+
+
 def _by_url(urls: tuple[str, ...], members: Members) -> ScalePlan:
     first = members.spec.replicas
     known = {url.rstrip("/"): k for k, url in members.urls.items()}
     known |= {r.url.rstrip("/"): r.replica for r in members.outsiders if r.url}
     known |= {r.base_url.rstrip("/"): r.replica for r in members.replicas if r.base_url}
-    chosen = {url: known.get(url.rstrip("/")) for url in urls}
+    others = {engine.url for engine in members.externals}
+    release = tuple(dict.fromkeys(u.rstrip("/") for u in urls if u.rstrip("/") in others))
+    chosen = {url: known.get(url.rstrip("/")) for url in urls if url.rstrip("/") not in others}
     if began := [url for url, k in chosen.items() if k is not None and k < first]:
         return _refused(
             f"{', '.join(began)} are replicas that the group began with; only added ones are"
@@ -77,9 +97,9 @@ def _by_url(urls: tuple[str, ...], members: Members) -> ScalePlan:
         )
     unknown = tuple(url for url, k in chosen.items() if k is None)
     remove = tuple(dict.fromkeys(k for k in chosen.values() if k is not None))
-    if not remove:
+    if not remove and not release:
         return _refused(f"no added replica has the address {', '.join(unknown)}", "in")
-    return ScalePlan(_E.IN_STARTED, "in", remove=remove, unknown_urls=unknown)
+    return ScalePlan(_E.IN_STARTED, "in", remove=remove, release=release, unknown_urls=unknown)
 
 
 def _refused(why: str, direction: Direction | None = None) -> ScalePlan:
@@ -97,6 +117,7 @@ def planned_rows(plan: ScalePlan, members: Members) -> list[ScaleReplica]:
         )
         for k in plan.remove
     ]
+    rows += [ScaleReplica(url=url, outcome="planned") for url in (*plan.connect, *plan.release)]
     return rows + [ScaleReplica(outcome="planned") for _ in range(plan.create)]
 
 

@@ -51,6 +51,8 @@ class ScaleWork:
             model=self.start.model,
             state=self.state,
             target=self.request.num_replicas,
+            by=self.request.by,
+            reason=self.request.reason,
             dry_run=self.request.dry_run,
             replicas=tuple(self.rows),
             **{**self.facts, **more},
@@ -73,6 +75,8 @@ class ScaleWork:
         show_state(self.state)
         start = self.start
         doing = f"Scale operation {self.request.operation_id} on {start.role} {start.model}"
+        if self.request.reason is not None:
+            doing = f"{doing} ({self.request.by}: {self.request.reason})"
         rows = [
             (
                 row.engine_id or row.url or "a new replica",
@@ -81,6 +85,12 @@ class ScaleWork:
             for row in self.rows
         ]
         show_details(f"{doing} is **{self.state}**. {self.facts.get('why') or ''}".strip(), rows)
+
+    def row_at(self, url: str, **fields: Any) -> None:
+        """Change the row of an engine of others."""
+        for k, row in enumerate(self.rows):
+            if row.url == url and row.replica is None:
+                self.rows[k] = row.model_copy(update=fields)
 
     def row(self, replica: int, **fields: Any) -> None:
         """Change the row of a replica, or add one."""
@@ -125,6 +135,14 @@ class ScaleWork:
             operation_id=self.next_id(method),
             timeout=ask.timeout + self.start.operation_timeout + SPARE_SECONDS,
         )
+
+    def give_way(self, why: str) -> None:
+        """Somebody else's operation waits for the end of this one: what is not routed yet will not
+        be. What leaves goes on, since nobody calls it any more."""
+        if SCALE.allows(self.state, ScaleEvent.CANCEL_ASKED):
+            self.called_off = True
+        elif self.facts.get("direction") == "out":
+            self.ending = self.ending or why
 
     async def until(self, condition: Callable[[], bool]) -> None:
         await workflow.wait_condition(lambda: condition() or self.ending is not None)

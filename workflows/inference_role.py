@@ -6,8 +6,10 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
+from relax_infer.contracts.autoscale import AutoscaleStatus, AutoscaleSwitch
 from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
+from relax_infer.contracts.external import ExternalEngine
 from relax_infer.contracts.lease import (
     HolderLost,
     LeaseAnswer,
@@ -29,7 +31,9 @@ from relax_infer.contracts.scale import (
 )
 from relax_infer.discovery import InferenceRegistry
 from relax_infer.machines import GROUP, GroupState, ReplicaState
+from workflows._autoscale import Autoscaler
 from workflows._calls import ENSURE_FRONT, PUSH_REGISTRY
+from workflows._externals import Externals
 from workflows._failures import PERMANENT, fail, text_of
 from workflows._mailbox import Mailbox
 from workflows._registry import models_of, routing_of
@@ -78,12 +82,27 @@ class InferenceRole:
         self._changed = False
         """Whether a group changed by itself since the last publication."""
         self._desk = ScaleDesk(start, self._mail, carried.get("scaling"))
+        self._autoscaler = Autoscaler(
+            start,
+            self._desk,
+            lambda model: self._groups[model],
+            self._show,
+            carried.get("autoscaling"),
+        )
+        self._externals = Externals(
+            start.run,
+            lambda model: self._groups[model],
+            self._weights_of,
+            self._note_change,
+            carried.get("externals"),
+        )
         self._members = RoleMembers(
             self._turn,
             lambda model: self._groups[model].state is GroupState.READY,
             lambda: self._desk.closing,
             self._ask_members,
             self._publish,
+            self._externals,
         )
         self._stopped = False
 
@@ -94,13 +113,18 @@ class InferenceRole:
                 await self._start_group(group)
         self._registry.publish(self._models(), routing=routing_of(self._start.groups))
         self._show()
-        publishing = asyncio.create_task(self._publish_changes())
+        tasks = [asyncio.create_task(self._publish_changes())]
+        if start.autoscale:
+            tasks.append(asyncio.create_task(self._autoscaler.run()))
+        self._externals.begin()
         while not self._stopped:
             await workflow.wait_condition(lambda: self._stopped or self._may_continue_as_new)
             await workflow.wait_condition(workflow.all_handlers_finished)
             if not self._stopped and self._may_continue_as_new:
                 workflow.continue_as_new(start.model_copy(update={"carried": self._carry()}))
-        publishing.cancel()
+        for task in tasks:
+            task.cancel()
+        self._externals.end()
 
     @property
     def _may_continue_as_new(self) -> bool:
@@ -129,6 +153,8 @@ class InferenceRole:
             "groups": [g.model_dump(mode="json") for g in self._groups.values()],
             "term": self._term,
             "scaling": self._desk.carry(),
+            "autoscaling": self._autoscaler.carry(),
+            "externals": self._externals.carry(),
         }
 
     async def _start_group(self, group: EngineGroupSpec) -> None:
@@ -197,6 +223,25 @@ class InferenceRole:
     def scaling(self) -> list[ScaleStatus]:
         """The scale operations at work and the last that ended, oldest first."""
         return self._desk.all
+
+    @workflow.query
+    def externals(self) -> list[ExternalEngine]:
+        """Engines of others that were adopted, those that were dropped since among them."""
+        return list(self._externals.all)
+
+    @workflow.update
+    async def autoscale(self, switch: AutoscaleSwitch) -> list[AutoscaleStatus]:
+        """Stop looking at the load, or begin anew; what a policy has at work goes on."""
+        return self._autoscaler.switch(switch)
+
+    @autoscale.validator
+    def _check_autoscale(self, switch: AutoscaleSwitch) -> None:
+        self._autoscaler.check(switch)
+
+    @workflow.query
+    def autoscaling(self) -> list[AutoscaleStatus]:
+        """What each policy decided last and why, and what it led to."""
+        return self._autoscaler.all
 
     @workflow.query
     def snapshot(self) -> dict[str, Any]:
@@ -360,6 +405,13 @@ class InferenceRole:
         if told is not None and told.number > self._groups[told.model].number:
             self._groups[told.model] = told
 
+    async def _weights_of(self, model: str) -> Members:
+        ask = MemberAsk(method="members", model=model, operation="externals")
+        return await self._ask_members(ask, f"{workflow.uuid4()}")
+
+    def _note_change(self) -> None:
+        self._changed = True
+
     def _close_groups(self) -> None:
         """Show the role as draining before anything of it lets go."""
         for model, group in self._groups.items():
@@ -376,7 +428,7 @@ class InferenceRole:
 
     def _models(self) -> list[Any]:
         router = self._front.router_url if self._front else None
-        return models_of(tuple(self._groups.values()), router)
+        return models_of(tuple(self._groups.values()), router, self._externals.callable)
 
     async def _tell_lease(self, why: str) -> None:
         lost = HolderLost.model_validate({"role": self._start.role, "why": why})
@@ -400,6 +452,7 @@ class InferenceRole:
                     term=self._term,
                     document=self._registry.publish(self._models()),
                     router_workers=self._router_workers() if routed else None,
+                    router_others=self._externals.workers() if routed else None,
                 ),
                 summary=f"publish {self._start.role}",
             )
@@ -439,4 +492,5 @@ class InferenceRole:
             (f"scale {each.operation_id}", f"{each.model}: {each.state}")
             for each in self._desk.at_work
         ]
+        rows += self._autoscaler.rows() + self._externals.rows()
         show_details(doing, rows)

@@ -8,6 +8,7 @@ from relax_infer.contracts.scale import Members, ScaleInput, ScaleStatus
 from relax_infer.machines import SCALE, ScaleEvent
 from workflows._failures import text_of
 from workflows._mailbox import Mailbox
+from workflows._scale_connect import ScaleConnect
 from workflows._scale_in import ScaleIn
 from workflows._scale_out import ScaleOut
 from workflows._scale_plan import plan_scale, planned_rows
@@ -36,6 +37,11 @@ class ScaleRole:
         """Its role is going down: nothing new is made, and what was begun is ended, with proof."""
         self._work.ending = why
 
+    @workflow.signal
+    def give_way(self, why: str) -> None:
+        """A person's operation waits for the end of this one, which a policy asked for."""
+        self._work.give_way(why)
+
     @workflow.update
     async def cancel(self) -> ScaleStatus:
         """Call it off; legal until the first engine is launched. Answers when it has ended."""
@@ -57,7 +63,7 @@ class ScaleRole:
     async def run(self, start: ScaleInput) -> ScaleStatus:
         work = self._work
         work.show()
-        members = await work.ask_group("members")
+        members = await self._members(start)
         work.facts["before"] = len(members.spec.numbers)
         await self._carry_out(members)
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -67,6 +73,13 @@ class ScaleRole:
             workflow.logger.warning("the group does not say how it is now: %s", text_of(error))
         work.show()
         return work.status(ended=True, after=len(members.spec.numbers))
+
+    async def _members(self, start: ScaleInput) -> Members:
+        """Engines of others are the role's, not the group's: where addresses are given it is
+        asked."""
+        if start.request.engine_urls and workflow.patched("engines-of-others"):
+            return await self._work.ask_role("externals")
+        return await self._work.ask_group("members")
 
     async def _carry_out(self, members: Members) -> None:
         work = self._work
@@ -81,5 +94,8 @@ class ScaleRole:
             await work.move(_E.CANCEL_ASKED)
         elif plan.event is _E.OUT_STARTED:
             await ScaleOut(work, members).run(plan.create)
+        elif plan.event is _E.CONNECT_STARTED:
+            await ScaleConnect(work, members).run(plan.connect, plan.unknown_urls)
         else:
-            await ScaleIn(work, members).run(plan.remove, plan.unknown_urls)
+            going = ScaleIn(work, members)
+            await going.run(plan.remove, plan.unknown_urls, plan.release)

@@ -35,11 +35,20 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "scale": (
+        ("relax-infer scale run-1 rollout", "how many there are, and what the policies decided"),
         ("relax-infer scale run-1 rollout 4 --wait", "four policy engines, and wait for them"),
         ("relax-infer scale run-1 rollout 2 --dry-run", "which ones would go"),
         ("relax-infer scale run-1 genrm 2 --force", "without waiting for their last requests"),
         ("relax-infer scale run-1 rollout --url http://10.0.0.7:30000", "that one goes"),
+        (
+            "relax-infer scale run-1 rollout --adopt http://10.0.0.9:30000 --wait",
+            "an engine that somebody else runs",
+        ),
         ("relax-infer scale run-1 rollout 4 --id monday --json", "for a program; safe to repeat"),
+        (
+            'relax-infer scale run-1 rollout --auto off --who ada --why "a test"',
+            "the recipe's policies stop",
+        ),
     ),
     "report": (
         ("relax-infer report run-1 --out report.html", "one file, for any browser"),

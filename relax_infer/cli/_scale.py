@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,8 +37,15 @@ def scale(
     ] = None,
     url: Annotated[
         list[str] | None,
-        typer.Option(help="Remove the added replica with this address instead; repeatable."),
+        typer.Option(help="Remove the replica or adopted engine with this address; repeatable."),
     ] = None,
+    adopt: Annotated[
+        list[str] | None,
+        typer.Option(help="Call this SGLang server, which somebody else runs, too; repeatable."),
+    ] = None,
+    all_or_none: Annotated[
+        bool, typer.Option("--all-or-none", help="Of several to adopt, all, or none of them.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Model, where the role has several.")] = None,
     force: Annotated[
         bool,
@@ -47,6 +55,14 @@ def scale(
         bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
+    auto: Annotated[
+        str | None,
+        typer.Option(
+            metavar="on|off", help="Switch the recipe's autoscale policies of this role on or off."
+        ),
+    ] = None,
+    who: Annotated[str, typer.Option(help="With --auto: your name, for the record.")] = "",
+    why: Annotated[str, typer.Option(help="With --auto: your reason, for the record.")] = "",
     id: Annotated[
         str | None,
         typer.Option(help="Id of the operation; the same id again tells how it stands."),
@@ -56,25 +72,36 @@ def scale(
 ) -> None:
     """Give a role more or fewer replicas while its run goes on.
 
-    Only for a role that has its GPUs for itself. Exit code 1 if not all of it was reached.
+    Without a number: how its operations and autoscale policies stand. Only for a role that has its
+    GPUs for itself. Exit code 1 if not all of it was reached.
     """
     from relax_infer.cli._scaling import ask_role, exit_code, told
     from relax_infer.contracts.scale import ScaleRequest
 
     if role not in ROLES:
         raise CommandError(f"{role} has no replicas", cure=f"Roles: {', '.join(ROLES)}.")
-    if (replicas is None) == (not url):
+    asked = replicas is not None or bool(url) or bool(adopt)
+    if auto is not None and asked:
+        raise CommandError(
+            "--auto goes without a number and without --url",
+            cure=f"`relax-infer scale {run} {role} --auto {auto}` first, then the other.",
+        )
+    if asked and sum((replicas is not None, bool(url), bool(adopt))) != 1:
         raise CommandError(
             "Say how many replicas there shall be, or whose address is to go",
-            cure=f"`relax-infer scale {run} {role} 3`, or --url http://HOST:PORT.",
+            cure=f"`relax-infer scale {run} {role} 3`, --url or --adopt http://HOST:PORT.",
         )
+    if not asked:
+        _policies(home, run, role, model, auto, who, why, as_json=as_json)
+        return
     try:
         request = ScaleRequest(
             operation_id=id or uuid.uuid4().hex[:12],
             model=model,
-            direction="in" if url else None,
+            direction="in" if url else "out" if adopt else None,
             num_replicas=replicas,
-            engine_urls=tuple(url or ()),
+            engine_urls=tuple(url or adopt or ()),
+            on_partial="rollback_all" if all_or_none else "keep",
             force=force,
             dry_run=dry_run,
             wait=wait or dry_run,
@@ -88,3 +115,31 @@ def scale(
         json.dumps(status.model_dump(mode="json"), indent=2) if as_json else "\n".join(told(status))
     )
     raise typer.Exit(exit_code(status))
+
+
+def _policies(
+    home: Path,
+    run: str,
+    role: str,
+    model: str | None,
+    auto: str | None,
+    who: str,
+    why: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Look, or switch and then look."""
+    from relax_infer.cli._autoscaling import look, shown, switch
+    from relax_infer.contracts.autoscale import AutoscaleSwitch
+
+    if auto is not None:
+        if auto not in ("on", "off") or not who.strip() or not why.strip():
+            raise CommandError(
+                f"--auto {auto} needs on or off, --who and --why",
+                cure=f'`relax-infer scale {run} {role} --auto off --who ada --why "a test"`.',
+            )
+        wanted = AutoscaleSwitch(on=auto == "on", who=who, why=why, model=model)
+        asyncio.run(switch(home, run, role, wanted))
+    scaling = asyncio.run(look(home, run, role))
+    text = scaling.model_dump_json(indent=2) if as_json else "\n".join(shown(scaling))
+    typer.echo(text)

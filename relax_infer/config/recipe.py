@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from relax_infer.config.autoscale import Autoscale
 from relax_infer.config.data import Data
 from relax_infer.config.environment import Environment
 from relax_infer.config.evaluation import EvaluationPlan
@@ -129,6 +130,8 @@ class Recipe(Section):
     actor_fwd: TrainingGroup | None = None
     """Ranks that compute the policy's log-probs only, on a pool of their own."""
     evaluation: EvaluationPlan = EvaluationPlan()
+    autoscale: Autoscale | None = None
+    """Empty: replicas come and go when somebody asks (`relax-infer scale`)."""
     lease: Lease = Lease()
     staging: Staging = Staging()
 

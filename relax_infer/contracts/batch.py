@@ -99,3 +99,6 @@ class RegistryPush(Message):
     """Schema 2 document."""
     router_workers: tuple[str, ...] | None = None
     """Addresses that the router must hold, exactly, before this is pushed; None: leave it."""
+    router_others: tuple[str, ...] | None = None
+    """Of engines of others, that it may hold besides: it is told of them, and holds up nothing
+    where one does not answer. None: leave it."""

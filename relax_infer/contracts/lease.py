@@ -2,6 +2,9 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
+from relax_infer.contracts.autoscale import AutoscalePolicy
 from relax_infer.contracts.base import Message, StartInput
 from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot, LeaseRole
 from relax_infer.contracts.fence import FenceToken
@@ -196,6 +199,8 @@ class RoleInput(StartInput):
     """How often a person had the run's roles started anew."""
     shares_with: tuple[str, ...] | None = None
     """Roles that use a GPU of this one's; None in roles that began on earlier code."""
+    autoscale: dict[str, AutoscalePolicy] = Field(default_factory=dict[str, AutoscalePolicy])
+    """Model and when it has more or fewer replicas; others have as many as somebody asks for."""
     carried: dict[str, Any] | None = None
 
 

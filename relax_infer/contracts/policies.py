@@ -51,6 +51,12 @@ POLICIES: dict[str, ActivityPolicy] = {
     "release_added_replica": ActivityPolicy("relax-engines", start_to_close=120.0, attempts=6),
     # Ends by itself after the operation's drain timeout; it only looks.
     "drain_engine": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=6),
+    # Ends by itself after the policy's interval.
+    "look_at_load": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=3),
+    # They end by themselves after the asked timeout; what they load, they load again.
+    "check_external": ActivityPolicy("relax", start_to_close=86400.0, attempts=3),
+    "drain_external": ActivityPolicy("relax", start_to_close=86400.0, attempts=3),
+    "watch_externals": ActivityPolicy("relax", start_to_close=604800.0, attempts=FOREVER),
     "ensure_front": ActivityPolicy("relax", start_to_close=180.0, attempts=6),
     "push_registry": ActivityPolicy("relax", start_to_close=60.0, attempts=FOREVER, max_retry=2.0),
     "stop_front": _LIGHT,

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from relax_infer.contracts.alarms import LogProbBound
+from relax_infer.contracts.autoscale import AutoscalePolicy
 from relax_infer.contracts.base import Message, StartInput
 from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole
 from relax_infer.contracts.recovery import RecoveryTrace
@@ -68,6 +69,10 @@ class RunPlan(Message):
     begins_after: int = 0
     """Last step of the run that this one goes on from; 0: none."""
     logprob_bound: LogProbBound = LogProbBound()
+    autoscale: dict[str, dict[str, AutoscalePolicy]] = Field(
+        default_factory=dict[str, dict[str, AutoscalePolicy]]
+    )
+    """Role, model and when it has more or fewer replicas."""
 
     def sharing(self, role: str) -> tuple[str, ...]:
         """Roles that use a GPU of ``role``'s."""

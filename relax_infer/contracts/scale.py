@@ -12,6 +12,7 @@ from relax_infer.contracts.engines import (
     GroupSnapshot,
     ReplicaReport,
 )
+from relax_infer.contracts.external import ExternalEngine
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.machines import GroupState, ScaleState
@@ -42,9 +43,9 @@ class ScaleFailure(StrEnum):
     ROUTER_REGISTRATION_FAILED = "ROUTER_REGISTRATION_FAILED"
     """Router and gateway could not be told of it."""
     INVALID_ENGINE_ADDRESS = "INVALID_ENGINE_ADDRESS"
-    """No added replica of the model has this address."""
+    """No added replica or adopted engine of the model has this address; or it is none."""
     EXTERNAL_ENGINE_CONNECT_FAILED = "EXTERNAL_ENGINE_CONNECT_FAILED"
-    """Of engines that others started; here they are refused before."""
+    """Of an engine that others started: it does not answer as SGLang does."""
     UNKNOWN = "UNKNOWN"
 
     ROUTER_REMOVAL_FAILED = "ROUTER_REMOVAL_FAILED"
@@ -76,7 +77,10 @@ class ScaleRequest(StartInput):
     num_replicas: Annotated[int, Field(ge=0)] | None = None
     """Replicas of the model that there shall be, those that it began with included."""
     engine_urls: tuple[str, ...] = ()
-    """In: remove the added replicas with these addresses, in place of a number."""
+    """In place of a number. Out: adopt these engines, which others started. In: remove the added
+    replicas, or let go of the adopted engines, with these addresses."""
+    on_partial: Literal["keep", "rollback_all"] = "keep"
+    """Out by address: what becomes of those that were adopted where others could not be."""
     force: bool = False
     """In: do not wait until the replicas have answered what they had admitted. Everything else is
     waited for all the same."""
@@ -88,10 +92,16 @@ class ScaleRequest(StartInput):
     """In: seconds for admitted requests to end; None: the engines' own."""
     wait: bool = False
     """Answer when the operation has ended, not when it has begun."""
+    by: Literal["person", "policy"] = "person"
+    """An operation of a policy makes way for one of a person."""
+    reason: str | None = None
+    """Why it is asked for, in words; a policy's is what it saw."""
 
     @property
     def fingerprint(self) -> str:
-        return self.model_dump_json(exclude={"operation_id", "wait"})
+        """What is asked for. Fields that earlier code did not have are left out."""
+        later = {"on_partial"} if self.on_partial == "keep" else set[str]()
+        return self.model_dump_json(exclude={"operation_id", "wait", "by", "reason", *later})
 
 
 class ScaleReplica(Message):
@@ -124,6 +134,9 @@ class ScaleStatus(Message):
     after: int | None = None
     """The same, when it ended."""
     dry_run: bool = False
+    by: Literal["person", "policy"] = "person"
+    reason: str | None = None
+    """Why it was asked for."""
     why: str | None = None
     replicas: tuple[ScaleReplica, ...] = ()
 
@@ -162,7 +175,19 @@ class OutsiderRecord(Message):
 class MemberAsk(Message):
     """What ScaleRole asks of a role and of its engine group; payload of ``ask``."""
 
-    method: Literal["members", "reserve", "placed", "adopt", "leave", "stay", "settle", "abandon"]
+    method: Literal[
+        "members",
+        "reserve",
+        "placed",
+        "adopt",
+        "leave",
+        "stay",
+        "settle",
+        "abandon",
+        "externals",
+        "adopt_external",
+        "release_external",
+    ]
     model: str
     operation: str
     number: int = 0
@@ -171,6 +196,8 @@ class MemberAsk(Message):
     """placed, adopt."""
     replica: int | None = None
     """leave, stay."""
+    external: ExternalEngine | None = None
+    """adopt_external: as it was checked. release_external: the one to let go of."""
     record: OutsiderRecord | None = None
     """settle: what is left of a replica; None with ``replica``: nothing is."""
     until_ready: bool = False
@@ -192,6 +219,8 @@ class Members(Message):
     urls: dict[int, str] = Field(default_factory=dict[int, str])
     """Last known address of each added replica."""
     outsiders: tuple[OutsiderRecord, ...] = ()
+    externals: tuple[ExternalEngine, ...] = ()
+    """Engines of others, in answers of the role."""
     reserved: tuple[int, ...] = ()
     """reserve: the numbers."""
     snapshot: GroupSnapshot | None = None
@@ -236,7 +265,10 @@ class DrainAnswer(Message):
 
 
 MEMBER_METHODS: frozenset[str] = frozenset(
-    ("members", "reserve", "placed", "adopt", "leave", "stay", "settle", "abandon")
+    (
+        *("members", "reserve", "placed", "adopt", "leave", "stay", "settle", "abandon"),
+        *("externals", "adopt_external", "release_external"),
+    )
 )
 
 

@@ -35,6 +35,8 @@ LOOK_SECONDS = 1.0
 """Between two looks at a healthy group."""
 IDLE_SECONDS = 0.1
 """Between two looks at an engine that finishes its requests."""
+LOAD_SECONDS = 5.0
+"""For an answer that is worth something only at once."""
 UNASKED_SECONDS = 20.0
 """Without an answer of its actor a replica counts as lost."""
 
@@ -170,6 +172,20 @@ class EngineGroup:
                 break
             await asyncio.sleep(IDLE_SECONDS)
         return left
+
+    async def in_flight(self) -> tuple[int, ...]:
+        """Requests that each replica has admitted and not answered; one that does not say is left
+        out. Replicas that were added since the spec was written down are among them."""
+
+        async def ask(actor: Any) -> int | None:
+            try:
+                return await answer(actor.in_flight.remote(), LOAD_SECONDS)
+            except RelaxError:
+                return None
+
+        heads = await asyncio.to_thread(living_heads, self.spec)
+        told = await asyncio.gather(*(ask(actor) for actor in heads.values()))
+        return tuple(count for count in told if count is not None)
 
     async def describe(self) -> tuple["ReplicaDescription", ...]:
         """Where the replicas are on their hosts; those without an actor are left out."""

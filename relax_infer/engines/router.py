@@ -11,6 +11,8 @@ import aiohttp
 from relax_infer.contracts.failures import PermanentError, TransientError
 
 POLL_SECONDS = 0.1
+OTHERS_SECONDS = 10.0
+"""For the router to hold engines of others for healthy."""
 
 
 def router_command(
@@ -64,28 +66,36 @@ class RouterAdapter:
         async with aiohttp.ClientSession() as session:
             return {w["url"].rstrip("/"): bool(w["is_healthy"]) for w in await self._list(session)}
 
-    async def set_workers(self, urls: Iterable[str]) -> None:
+    async def set_workers(self, urls: Iterable[str], others: Iterable[str] = ()) -> None:
         """Make the router hold exactly ``urls``, all healthy; a repeat changes nothing.
+
+        Args:
+            others: it may hold these besides. They are waited for :data:`OTHERS_SECONDS` and no
+                longer: whoever runs them owes us nothing.
 
         Raises:
             TransientError: the router did not answer, or did not show the change in time.
             PermanentError: the router refused the change.
         """
         wanted = {url.rstrip("/") for url in urls}
-        deadline = time.monotonic() + self._timeout
+        named = wanted | {url.rstrip("/") for url in others}
+        began = time.monotonic()
+        deadline = began + self._timeout
         asked: set[str] = set()
         async with aiohttp.ClientSession() as session:
             while True:
                 listed = await self._list(session)
                 held = {w["url"].rstrip("/"): bool(w["is_healthy"]) for w in listed}
-                if held.keys() == wanted and all(held.values()):
+                waits = time.monotonic() < began + OTHERS_SECONDS
+                well = {url for url, healthy in held.items() if healthy}
+                if held.keys() <= named and well >= (named if waits else wanted):
                     return
                 for worker in listed:
                     identity = worker["id"]
-                    if worker["url"].rstrip("/") not in wanted and identity not in asked:
+                    if worker["url"].rstrip("/") not in named and identity not in asked:
                         asked.add(identity)
                         await self._call(session, "DELETE", f"/workers/{identity}")
-                for url in sorted(wanted - held.keys() - asked):
+                for url in sorted(named - held.keys() - asked):
                     asked.add(url)
                     await self._call(session, "POST", "/workers", {"url": url})
                 if time.monotonic() > deadline:
@@ -95,6 +105,23 @@ class RouterAdapter:
                         cure="Look whether each engine's /health answers; then set them again.",
                     )
                 await asyncio.sleep(POLL_SECONDS)
+
+    async def keep_only(self, urls: Iterable[str]) -> None:
+        """Make the router hold nothing but ``urls``, well or not; adds nothing. Confirmed.
+
+        Raises:
+            TransientError: the router did not answer, or did not show the change in time.
+            PermanentError: the router refused the change.
+        """
+        kept = tuple(urls)
+        deadline = time.monotonic() + self._timeout
+        while strays := await self.drop_strays(kept):
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"router {self.url} still holds {sorted(strays)} after {self._timeout:.0f} s.",
+                    cure="Ask again.",
+                )
+            await asyncio.sleep(POLL_SECONDS)
 
     async def drop_strays(self, wanted: Iterable[str]) -> set[str]:
         """Have the router let go of every worker that is not ``wanted``; their addresses.

@@ -65,6 +65,8 @@ class FrontState(Message):
     gateway: ProcessStamp | None = None
     router_workers: tuple[str, ...] = ()
     """Addresses that the router was last told to hold."""
+    router_others: tuple[str, ...] = ()
+    """The same, of engines of others."""
 
 
 class FrontActor:
@@ -130,10 +132,7 @@ class FrontActor:
             if held is not None and _order(push) < (held["term"], held["topology_revision"]):
                 held.pop("document")
                 return {"outcome": "older", "held": held}
-            if push.router_workers is not None:
-                self._remember(router_workers=push.router_workers)
-                await RouterAdapter(self._address.router_url).set_workers(push.router_workers)
-                self._router_fault = None
+            await self._route(push)
             body = {"term": push.term, "document": push.document}
             status, answer = await self._control("PUT", f"/registry/{push.role}", body)
         if status == 200 or answer.get("outcome") == "older":
@@ -142,6 +141,19 @@ class FrontActor:
             f"the gateway of run {self._run} refused the registry of {push.role}:"
             f" {status} {answer.get('detail')}"
         )
+
+    async def _route(self, push: RegistryPush) -> None:
+        workers, others = push.router_workers, push.router_others
+        if workers is None and others is None:
+            return
+        named = {"router_workers": workers, "router_others": others}
+        self._remember(**{name: urls for name, urls in named.items() if urls is not None})
+        router, state = RouterAdapter(self._address.router_url), self._state
+        if workers is None:  # ours are as they were, and some may sleep
+            await router.keep_only((*state.router_workers, *state.router_others))
+        else:
+            await router.set_workers(workers, state.router_others)
+        self._router_fault = None
 
     async def describe(self) -> dict[str, Any]:
         """Processes, ports, files; for status, tests and the sweep of a local stack."""
@@ -207,7 +219,7 @@ class FrontActor:
             return
         async with pushing:
             strays = await RouterAdapter(self._address.router_url).drop_strays(
-                self._state.router_workers
+                (*self._state.router_workers, *self._state.router_others)
             )
         if strays:
             log.warning("router of run %s let go of %s", self._run, ", ".join(sorted(strays)))
@@ -250,9 +262,10 @@ class FrontActor:
         return False
 
     async def _give_workers_back(self) -> None:
-        workers = self._state.router_workers
+        workers, others = self._state.router_workers, self._state.router_others
         try:
-            await RouterAdapter(self._address.router_url, timeout=15.0).set_workers(workers)
+            router = RouterAdapter(self._address.router_url, timeout=15.0)
+            await router.set_workers(workers, others)
             self._router_fault = None
         except RelaxError as error:
             # The engines decide whether this can work, and the next push names the true ones.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_infer.discovery import Role
-from relax_infer.gateway._openapi_scale import scale_paths, scale_schemas
+from relax_infer.gateway._operator_openapi import SECURITY, operator_paths, operator_schemas
 from relax_infer.gateway.routes import (
     ENGINES_SCHEMAS,
     HEALTH_SCHEMAS,
@@ -50,8 +50,8 @@ _TOKEN: list[_Json] = [{}, {"token": []}]
 _HELD_BACK = ("x-request-id", "traceparent")
 
 
-def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
-    """OpenAPI 3.1."""
+def document(roles: Iterable[Role] = tuple(Role), *, operator: bool = False) -> _Json:
+    """OpenAPI 3.1. ``operator``: with the routes of whoever has the operator's token."""
     paths: dict[str, _Json] = {
         "/healthz": {"get": _process("health", "The process answers", _free_object())},
         "/metrics": {"get": _metrics("metrics", "All counters, for Prometheus")},
@@ -61,7 +61,11 @@ def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
         for route in routes_of(role):
             operation = _operation(role, route) | {"security": _TOKEN}
             paths[f"/{role}{route.path}"] = {route.method.lower(): operation}
-        paths |= scale_paths(role)
+    schemas, security = _schemas(), {"token": {"type": "http", "scheme": "bearer"}}
+    if operator:
+        paths |= operator_paths()
+        schemas |= operator_schemas()
+        security |= SECURITY
     return {
         "openapi": "3.1.0",
         "info": {
@@ -72,13 +76,7 @@ def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
             " are there only where the gateway was given the operator's token.",
         },
         "paths": paths,
-        "components": {
-            "schemas": _schemas() | scale_schemas(),
-            "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer"},
-                "operator": {"type": "http", "scheme": "bearer"},
-            },
-        },
+        "components": {"schemas": schemas, "securitySchemes": security},
     }
 
 
@@ -317,7 +315,7 @@ def _schemas() -> _Json:
 
 def page() -> str:
     """The committed file."""
-    return json.dumps(document(), indent=1) + "\n"
+    return json.dumps(document(operator=True), indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Routes of an operator, who shows a token: more and fewer replicas of a role.
+"""Routes of an operator, who shows a token: more and fewer replicas of a role, and another try for
+those that were given up.
 
-``POST /<role>/scale_out``, ``POST /<role>/scale_in`` and ``GET`` of either with an operation's id.
-Whoever serves the gateway says how a role is asked; without a token there are no such routes.
+``POST /<role>/scale_out``, ``POST /<role>/scale_in`` and ``GET`` of either with an operation's id;
+``POST /rollout/recover_rollout_engines``. Whoever serves the gateway says how a role is asked;
+without a token there are no such routes.
 """
 
 import hmac
@@ -16,6 +18,7 @@ from pydantic import Field, ValidationError
 
 from relax_infer.contracts.base import StartInput
 from relax_infer.contracts.faults import explain
+from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import App, Receive, Scope, Send, header, read_body, reply
@@ -25,9 +28,10 @@ log = logging.getLogger(__name__)
 
 Ask = Callable[[Role, ScaleRequest], Awaitable[ScaleStatus]]
 Look = Callable[[Role, str], Awaitable[ScaleStatus | None]]
+Recover = Callable[[Role, str, float], Awaitable[RoleResult | None]]
 
-OPERATION_ID = "[A-Za-z0-9_-]{1,64}"
-_PATH = re.compile(rf"/(rollout|genrm|teacher)/scale_(out|in)(?:/({OPERATION_ID}))?")
+_PATH = re.compile(r"/(rollout|genrm|teacher)/scale_(out|in)(?:/([A-Za-z0-9_-]{1,64}))?")
+_RECOVER = "/rollout/recover_rollout_engines"
 _BODY_BYTES = 64 << 10
 
 
@@ -47,6 +51,7 @@ class ScaleBody(StartInput):
     model: str | None = None
     num_replicas: int | None = None
     engine_urls: tuple[str, ...] = ()
+    on_partial: Literal["keep", "rollback_all"] = "keep"
     force: bool = False
     dry_run: bool = False
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -63,7 +68,16 @@ class ScaleBody(StartInput):
         )
 
 
-def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look) -> App:
+class RecoverBody(StartInput):
+    """What is posted to have given up replicas tried again."""
+
+    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
+    """The same one again joins, or gets its result. None: a new one."""
+    timeout: float = Field(default=30.0, ge=0, le=600, allow_inf_nan=False)
+    """Seconds to wait for the end; it goes on without anybody who waits."""
+
+
+def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look, recover: Recover) -> App:
     """The app and, before it, the routes of whoever has the token.
 
     Args:
@@ -71,14 +85,17 @@ def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look) -> App:
         ask: has a role take a request in; raises :class:`ScaleRefused`, or anything else where
             nobody answers.
         look: how an operation stands; None where the role does not know it.
+        recover: gives replicas of a role that were given up another try, under an id, and waits for
+            so many seconds; None: it is still at work. Raises as ``ask``.
     """
     if not token:
         raise ValueError("an operator's token may not be empty")
     expected = f"Bearer {token}".encode()
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
-        found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if found is None:
+        path = scope["path"] if scope["type"] == "http" else ""
+        found, recovers = _PATH.fullmatch(path), path == _RECOVER
+        if found is None and not recovers:
             await app(scope, receive, send)
             return
         given = header(scope, b"authorization") or b""
@@ -86,19 +103,22 @@ def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look) -> App:
             why = {"detail": "These routes ask for the operator's token"}
             await reply(send, 401, why, [(b"www-authenticate", b"Bearer")])
             return
-        role, direction, operation = Role(found[1]), found[2], found[3]
+        role = Role.ROLLOUT if found is None else Role(found[1])
+        direction, operation = (found[2], found[3]) if found is not None else ("", None)
         method = "POST" if operation is None else "GET"
         if scope["method"] != method:
             allow = (b"allow", method.encode())
             await reply(send, 405, {"detail": f"Only {method}"}, [allow])
             return
         try:
-            if operation is not None:
+            if recovers:
+                await _try_again(send, receive, role, recover)
+            elif operation is not None:
                 await _tell(send, await look(role, operation), operation)
             else:
                 await _take(send, receive, role, direction, ask)
         except Exception as error:
-            log.warning("scale_%s of %s: %s", direction, role, error)
+            log.warning("%s: %s", path, error)
             await reply(send, 503, {"detail": f"{role} does not answer: {error}"})
 
     return routed
@@ -123,6 +143,29 @@ async def _take(send: Send, receive: Receive, role: Role, direction: Any, ask: A
         await reply(send, 400, {"detail": status.why, **_document(status)})
     else:
         await reply(send, 200 if status.ended else 202, _document(status))
+
+
+async def _try_again(send: Send, receive: Receive, role: Role, recover: Recover) -> None:
+    body = await read_body(receive, _BODY_BYTES)
+    if body is None:
+        await reply(send, 413, {"detail": f"More than {_BODY_BYTES} bytes"})
+        return
+    try:
+        wanted = RecoverBody.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        await reply(send, 400, {"detail": explain(error)})
+        return
+    request_id = wanted.request_id or uuid.uuid4().hex[:12]
+    try:
+        result = await recover(role, request_id, wanted.timeout)
+    except ScaleRefused as refused:
+        await reply(send, 409, {"detail": str(refused)})
+        return
+    told = {"request_id": request_id, "role": role.value}
+    if result is None:
+        await reply(send, 202, {**told, "status": "RECOVERING", "why": None})
+    else:
+        await reply(send, 200, {**told, "status": result.state, "why": result.why})
 
 
 async def _tell(send: Send, status: ScaleStatus | None, operation: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from relax_infer.config import Recipe
 from relax_infer.placement._arrange import Arrangement, arrange, unused_layout
+from relax_infer.placement._autoscale_rules import autoscale_violations
 from relax_infer.placement._demands import Demand, inference_demands, training_demands
 from relax_infer.placement._engine_rules import engine_violations
 from relax_infer.placement._rules import role_violations
@@ -36,6 +37,7 @@ def plan_inference_placement(recipe: Recipe) -> InferencePlacementPlan:
         violations += engine_violations(demand, recipe.cluster.gpus_per_node)
     made = arrange(recipe, demands, training)
     violations += made.violations
+    violations += autoscale_violations(recipe, demands, sum(made.pools.values()))
     claims = _claims(made, demands)
     violations += share_violations(claims, made.pools)
     if violations:

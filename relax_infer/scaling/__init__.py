@@ -1,11 +1,20 @@
 """When a role should have more or fewer replicas (pure: it decides, and changes nothing)."""
 
-from relax_infer.scaling.policy import (
+from relax_infer.contracts.autoscale import (
     AutoscaleDecision,
     AutoscaleMemory,
     AutoscalePolicy,
     Load,
-    decide,
 )
+from relax_infer.scaling.policy import FIRST_PAUSE, LONGEST_PAUSE, decide, settled
 
-__all__ = ["AutoscaleDecision", "AutoscaleMemory", "AutoscalePolicy", "Load", "decide"]
+__all__ = [
+    "FIRST_PAUSE",
+    "LONGEST_PAUSE",
+    "AutoscaleDecision",
+    "AutoscaleMemory",
+    "AutoscalePolicy",
+    "Load",
+    "decide",
+    "settled",
+]

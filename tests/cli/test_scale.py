@@ -55,7 +55,9 @@ def state(remote: Command, run: str) -> str:
 def test_bad_input_is_told_before_anybody_is_asked(remote: Command, run_id: str):
     for typed, said in (
         (("trainer", "2"), "trainer has no replicas"),
-        (("rollout",), "Say how many replicas there shall be"),
+        (("rollout",), f"There is no run {run_id}"),
+        (("rollout", "--auto", "off"), "--auto off needs on or off, --who and --why"),
+        (("rollout", "3", "--auto", "on"), "--auto goes without a number"),
         (("rollout", "2", "--url", "http://x"), "Say how many replicas there shall be"),
         (("rollout", "2", "--id", "a b"), "--id a b is no id of an operation"),
         (("rollout", "2"), f"There is no run {run_id}"),

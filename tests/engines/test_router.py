@@ -228,3 +228,34 @@ async def test_a_router_that_refuses_or_is_away_is_told_apart(
     await runner.cleanup()
     with pytest.raises(TransientError, match="GET"):
         await router.set_workers([])
+
+
+async def test_engines_of_others_are_held_besides_and_hold_nothing_up(
+    routers: Routers, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them that does not answer is waited for only so long; ours are held all the same."""
+    monkeypatch.setattr("relax_infer.engines.router.OTHERS_SECONDS", 2.0)
+    ours, other, dead = engines
+    await dead.down()
+    async with routers(free_port()) as router:
+        await router.set_workers([ours.url], [other.url])
+        assert await router.workers() == healthy(ours, other)
+        await router.set_workers([ours.url], [other.url, dead.url])
+        held = await router.workers()
+        assert {url for url, well in held.items() if well} == {ours.url, other.url}
+        await router.keep_only([ours.url])
+        assert set(await router.workers()) <= {ours.url, dead.url}
+        await router.set_workers([ours.url])
+        assert await router.workers() == healthy(ours)
+
+
+async def test_to_keep_only_some_adds_none_and_asks_none_whether_it_is_well(
+    routers: Routers, engines: list[Engine]
+) -> None:
+    """Ours may sleep while those of others leave."""
+    ours, other, absent = engines
+    async with routers(free_port()) as router:
+        await router.set_workers([ours.url, other.url])
+        await ours.down()
+        await router.keep_only([ours.url, absent.url])
+        assert set(await router.workers()) == {ours.url}

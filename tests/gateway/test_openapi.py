@@ -16,18 +16,16 @@ import schemathesis
 from aiohttp import web
 from schemathesis.checks import CHECKS, load_all_checks, not_a_server_error
 
-from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import App
-from relax_infer.gateway.operator import ScaleRefused, with_operator_routes
-from relax_infer.machines import ScaleState
+from relax_infer.gateway.operator import with_operator_routes
 from relax_infer.security import Caller, Callers
 from tests.gateway.asking import ask
 from tests.gateway.in_thread import InThread, running
 from tests.gateway.test_judge import TEMPLATE, save_tokenizer
+from tests.gateway.test_operator import TOKEN, Roles
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "openapi.json"
-TOKEN = "operator-token"
 load_all_checks()
 NAMES = (
     *("status_code_conformance", "content_type_conformance", "response_schema_conformance"),
@@ -43,27 +41,11 @@ async def answer(request: web.Request, payload: dict[str, Any]) -> web.StreamRes
     return web.json_response({"text": "yes"})
 
 
-async def take(role: Role, request: ScaleRequest) -> ScaleStatus:
-    """Every outcome, by what is asked."""
-    if request.model is not None:
-        raise ScaleRefused("CONFLICT" if request.force else "there is no such model")
-    state = ScaleState.REJECTED if request.num_replicas is None else ScaleState.PENDING
-    return status_of(role, request.operation_id, state=state, ended=request.dry_run)
-
-
-async def look(role: Role, operation_id: str) -> ScaleStatus | None:
-    return None if "_" in operation_id else status_of(role, operation_id)
-
-
-def status_of(role: Role, operation_id: str, **more: Any) -> ScaleStatus:
-    replicas = ({"replica": 1, "outcome": "failed", "failure": "UNKNOWN", "why": "?"},)
-    document = {"operation_id": operation_id, "run": "r", "role": role, "model": "m"}
-    told = {"state": ScaleState.PARTIAL, "replicas": replicas, **document, **more}
-    return ScaleStatus.model_validate(told)
-
-
 def operated(app: App) -> App:
-    return with_operator_routes(app, token=TOKEN, ask=take, look=look)
+    roles = Roles()
+    return with_operator_routes(
+        app, token="secret", ask=roles.ask, look=roles.look, recover=roles.recover
+    )
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +90,7 @@ async def test_who_is_turned_away_is_told_as_the_description_says(
     expected: dict[str, dict[str, str]] = {}
     if path != "/healthz":
         expected["401"] = {}
-    if role in list(Role) and "/scale_" not in path:
+    if "operator" not in operation.get("tags", ()) and role in list(Role):
         expected["403"] = {"authorization": f"Bearer token-of-{role}"}
         if method == "post":
             expected["429"] = {"authorization": "Bearer token-of-slow"}
@@ -137,9 +119,7 @@ def test_whatever_the_description_allows_or_forbids_is_answered_as_it_says(
 
 
 def follows(case: Any, served: InThread) -> None:
-    if "/scale_" in case.operation.path:
-        case.headers["Authorization"] = f"Bearer {TOKEN}"
-    answer = case.call_and_validate(base_url=served.url, checks=RULES)
+    answer = case.call_and_validate(base_url=served.url, checks=RULES, headers=TOKEN)
     # "default" stands for errors of a backend, and this backend makes none.
     named = case.operation.definition.raw["responses"].keys() - {"default"}
     assert str(answer.status_code) in named | {"405"}, answer.text

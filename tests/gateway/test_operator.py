@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import Receive, Scope, Send, reply
@@ -22,6 +23,8 @@ class Roles:
         self.asked: list[tuple[Role, ScaleRequest]] = []
         self.answer: dict[str, Any] = {"state": ScaleState.PENDING}
         self.error: Exception | None = None
+        self.recoveries: list[tuple[Role, str, float]] = []
+        self.recovered: RoleResult | None = RoleResult(state="READY")
 
     async def ask(self, role: Role, request: ScaleRequest) -> ScaleStatus:
         self.asked.append((role, request))
@@ -31,6 +34,12 @@ class Roles:
 
     async def look(self, role: Role, operation_id: str) -> ScaleStatus | None:
         return self._status(role, operation_id) if operation_id == "known" else None
+
+    async def recover(self, role: Role, request_id: str, seconds: float) -> RoleResult | None:
+        self.recoveries.append((role, request_id, seconds))
+        if self.error is not None:
+            raise self.error
+        return self.recovered
 
     def _status(self, role: Role, operation_id: str) -> ScaleStatus:
         document = {"operation_id": operation_id, "run": "r", "role": role, "model": "m"}
@@ -48,7 +57,9 @@ def roles() -> Roles:
 
 @pytest.fixture
 def client(roles: Roles) -> httpx.AsyncClient:
-    app = with_operator_routes(plain, token="secret", ask=roles.ask, look=roles.look)
+    app = with_operator_routes(
+        plain, token="secret", ask=roles.ask, look=roles.look, recover=roles.recover
+    )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -149,4 +160,41 @@ async def test_other_routes_and_methods_are_as_they_were(client: httpx.AsyncClie
 
 def test_an_empty_token_is_no_token(roles: Roles):
     with pytest.raises(ValueError, match="may not be empty"):
-        with_operator_routes(plain, token="", ask=roles.ask, look=roles.look)
+        with_operator_routes(plain, token="", ask=roles.ask, look=roles.look, recover=roles.recover)
+
+
+RECOVER = "/rollout/recover_rollout_engines"
+
+
+async def test_given_up_engines_get_another_try(client: httpx.AsyncClient, roles: Roles):
+    done = await client.post(RECOVER, json={"request_id": "one", "timeout": 5}, headers=TOKEN)
+    assert (done.status_code, done.json()["status"]) == (200, "READY")
+    assert roles.recoveries == [(Role.ROLLOUT, "one", 5.0)]
+    roles.recovered = None
+    slow = await client.post(RECOVER, headers=TOKEN)
+    assert (slow.status_code, slow.json()["status"]) == (202, "RECOVERING")
+    assert slow.json()["request_id"] == roles.recoveries[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ScaleRefused("it is stopped"), 409), (RuntimeError("nobody"), 503)]
+)
+async def test_engines_that_cannot_be_tried_again_say_why(
+    client: httpx.AsyncClient, roles: Roles, error: Exception, status: int
+):
+    roles.error = error
+    got = await client.post(RECOVER, headers=TOKEN)
+    assert got.status_code == status
+    assert str(error) in got.json()["detail"]
+
+
+async def test_only_the_operator_recovers_engines_and_only_with_a_body_that_is_known(
+    client: httpx.AsyncClient, roles: Roles
+):
+    assert (await client.post(RECOVER)).status_code == 401
+    assert (await client.get(RECOVER, headers=TOKEN)).status_code == 405
+    for body in ({"force": True}, {"timeout": -1}, {"request_id": "a b"}):
+        assert (await client.post(RECOVER, json=body, headers=TOKEN)).status_code == 400
+    long = {"request_id": "x" * 70_000}
+    assert (await client.post(RECOVER, json=long, headers=TOKEN)).status_code == 413
+    assert roles.recoveries == []

@@ -7,6 +7,7 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateStage
 
+from relax_infer.contracts.autoscale import AutoscaleStatus
 from relax_infer.contracts.engines import BundleBinding, GroupSnapshot
 from relax_infer.contracts.lease import (
     LeaseAnswer,
@@ -87,6 +88,10 @@ class ScaledRole:
         return self.client.get_workflow_handle(
             f"{self.run.run}.{self.role}.scale-{operation_id}", result_type=ScaleStatus
         )
+
+    async def autoscaling(self) -> AutoscaleStatus:
+        (told,) = await self.handle.query("autoscaling", result_type=list[AutoscaleStatus])
+        return told
 
     async def status(self, operation_id: str) -> ScaleStatus:
         every = await self.handle.query("scaling", result_type=list[ScaleStatus])

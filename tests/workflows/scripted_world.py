@@ -9,7 +9,7 @@ whole loop runs on the real parts in tests/e2e.
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from relax_infer.contracts import batch as b
+from relax_infer.contracts.autoscale import LoadAsk, LoadReport
 from relax_infer.contracts.engines import (
     BundleBinding,
     EngineGroupSpec,
@@ -26,6 +27,12 @@ from relax_infer.contracts.engines import (
     OffloadConfirmation,
     WatchReport,
     WatchRequest,
+)
+from relax_infer.contracts.external import (
+    ExternalAsk,
+    ExternalLoss,
+    ExternalReport,
+    ExternalWatch,
 )
 from relax_infer.contracts.fence import FenceMemory
 from relax_infer.contracts.lease import RoleResult
@@ -54,6 +61,7 @@ from relax_infer.contracts.training import (
 )
 from relax_infer.machines import ReplicaState
 from tests.workflows.scripted_engines import STAGED, ScriptedEngines
+from tests.workflows.scripted_externals import ScriptedExternals
 from tests.workflows.scripted_pools import ScriptedPools
 
 LAUNCH_FAULTS = {
@@ -133,6 +141,7 @@ class ScriptedWorld:
         self.calls: Counter[str] = Counter()
         self.engines = ScriptedEngines(plan_changes.get("apart", ()))
         self.pools = ScriptedPools(self.engines.violations)
+        self.externals = ScriptedExternals()
         self.trainer_fence = FenceMemory()
         self.violations = self.engines.violations
         self.log = self.engines.log
@@ -146,6 +155,8 @@ class ScriptedWorld:
         self.pushes: list[b.RegistryPush] = []
         self.front = FrontAddress(router_url="http://127.0.0.1:1", gateway_url="http://127.0.0.1:2")
         self.moves_front_at_push = 0
+        self.load = LoadReport(in_flight=0.0, replicas=0)
+        """What every look at a model's engines sees."""
         self.held, self.go_on = asyncio.Event(), asyncio.Event()
         """Fault ``hold``: the activity tells that it is at work, and waits."""
         self.stuck, self.freed = asyncio.Event(), asyncio.Event()
@@ -249,6 +260,30 @@ class ScriptedWorld:
         return DrainAnswer(left=2 if fault == "busy" else 0)
 
     @activity.defn
+    async def look_at_load(self, ask: LoadAsk) -> LoadReport:
+        fault = await self._fault("look_at_load")
+        if fault == "hold":
+            await self._hold()
+        await asyncio.sleep(ask.seconds)
+        return self.load
+
+    @activity.defn
+    async def check_external(self, ask: ExternalAsk) -> ExternalReport:
+        if await self._fault("check_external") == "hold":
+            await self._hold()
+        return self.externals.check(ask)
+
+    @activity.defn
+    async def drain_external(self, ask: ExternalAsk) -> DrainAnswer:
+        await self._fault("drain_external")
+        return DrainAnswer(left=self.externals.there[ask.url].busy)
+
+    @activity.defn
+    async def watch_externals(self, asked: ExternalWatch) -> ExternalLoss:
+        await self._fault("watch_externals")
+        return await self.externals.watch(asked)
+
+    @activity.defn
     async def ensure_front(self, run: RunRef) -> FrontAddress:
         await self._fault("ensure_front")
         return self.front
@@ -258,10 +293,18 @@ class ScriptedWorld:
         await self._fault("push_registry")
         self.pushes.append(push)
         self.engines.check_routes(push.router_workers or ())
+        self._check_others(push.router_others or ())
         if len(self.pushes) == self.moves_front_at_push:
             moved = {"router_url": "http://127.0.0.1:3"}
             self.front = self.front.model_copy(update=moved)
         return self.front
+
+    def _check_others(self, others: Iterable[str]) -> None:
+        """Whoever gets an address calls it, those of others too: with one and the same weights."""
+        up = [e for e in self.engines.of("rollout") if e.state is ReplicaState.READY]
+        held = {e.weights for e in up} | {self.externals.there[url].version for url in others}
+        if others and (not up or len(held) > 1):
+            self.violations.append(f"{others} are called with other weights: {held}")
 
     @activity.defn
     async def stop_front(self, run: RunRef) -> RunRef:

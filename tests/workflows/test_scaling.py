@@ -86,11 +86,7 @@ async def test_another_operation_meets_who_is_at_work_and_the_same_joins(working
         ({}, ScaleState.REJECTED, "give either"),
         ({"num_replicas": 3, "engine_urls": ("http://x",)}, ScaleState.REJECTED, "give either"),
         ({"engine_urls": ("http://x",)}, ScaleState.REJECTED, "no added replica has the address"),
-        (
-            {"engine_urls": ("http://x",), "direction": "out"},
-            ScaleState.REJECTED,
-            "engines that others started",
-        ),
+        ({"engine_urls": ("x",), "direction": "out"}, ScaleState.REJECTED, "write http://"),
         (
             {"engine_urls": ("http://127.0.0.1:10001/",), "direction": "in"},
             ScaleState.REJECTED,
