@@ -11,6 +11,7 @@ from relax_infer.training import checkpoint
 from relax_infer.training.hf_folder import begin_folder, finish_folder, unfinished, write_parts
 from relax_infer.training.ledger import Checkpoints
 from relax_infer.training.parallel import together
+from relax_infer.training.sums import check_sums, write_sums
 from relax_infer.training.weights import export_weights
 
 CRITIC = "critic"
@@ -55,10 +56,21 @@ def save_checkpoint(
         inner = folder / CRITIC
         together(lambda: inner.mkdir() if first else None, device)
         together(lambda: checkpoint.save(inner, critic.model, critic.optimizer), device)
+    together(lambda: write_sums(folder, *_place()), device)
 
 
-def load_checkpoint(folder: Path, policy: Any, critic: Any | None) -> None:
-    """What :func:`save_checkpoint` saved, by whatever layout of ranks."""
+def load_checkpoint(folder: Path, policy: Any, critic: Any | None, device: torch.device) -> None:
+    """What :func:`save_checkpoint` saved, by whatever layout of ranks.
+
+    Raises:
+        PermanentError: on a rank, that a file is not what was saved.
+    """
+    together(lambda: check_sums(folder, *_place()), device)
     checkpoint.load(folder, policy.model, policy.optimizer)
     if critic is not None:
         checkpoint.load(folder / CRITIC, critic.model, critic.optimizer)
+
+
+def _place() -> tuple[int, int]:
+    """This rank, and how many there are."""
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -226,7 +226,7 @@ class PolicyTrainer:
 
         together(initial, self._device)
         if latest is not None:
-            load_checkpoint(latest, learner, critic)
+            load_checkpoint(latest, learner, critic, self._device)
         else:
             for each in self._learners():
                 each.forget()
