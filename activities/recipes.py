@@ -19,6 +19,7 @@ from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RUN_ID, RunRef, WeightsRef
 from relax_infer.contracts.run import BeginFrom, ResolveRequest, RunPlan
 from relax_infer.contracts.training import CriticSpec, TrainerSpec
+from relax_infer.contracts.weights import WeightTransport
 from relax_infer.placement import (
     InferencePlacementPlan,
     model_placement,
@@ -171,6 +172,7 @@ def _plan(
     run: RunRef, recipe: Recipe, placed: InferencePlacementPlan, folders: dict[str, Path]
 ) -> RunPlan:
     device = cluster_device(recipe.cluster.device)
+    transport = WeightTransport.model_validate(recipe.train.weights.model_dump())
 
     def group(role: Role, model_id: str, path: Path, engine: Engine) -> EngineGroupSpec:
         placement = model_placement(placed, role, model_id)
@@ -196,6 +198,7 @@ def _plan(
             health_timeout=engine.health_timeout,
             drain_timeout=engine.drain_timeout,
             store=run.store,
+            weights=transport if role == "rollout" else WeightTransport(),
         )
 
     groups = [
@@ -270,6 +273,8 @@ def _plan(
         apart=tuple(pair for pair in pairs if frozenset(pair) in apart),
         max_staleness=recipe.max_staleness,
         logprob_bound=LogProbBound.model_validate(recipe.train.logprob_bound.model_dump()),
+        updates_in_place=recipe.train.weights.in_place
+        and all(frozenset(pair) in apart for pair in pairs if "rollout" in pair),
     )
 
 

@@ -68,6 +68,9 @@ class RunPlan(Message):
     begins_after: int = 0
     """Last step of the run that this one goes on from; 0: none."""
     logprob_bound: LogProbBound = LogProbBound()
+    updates_in_place: bool = False
+    """The policy engines keep their memory while they take new weights; only where they share their
+    GPUs with nobody."""
 
     def sharing(self, role: str) -> tuple[str, ...]:
         """Roles that use a GPU of ``role``'s."""

@@ -23,6 +23,10 @@ _ITEM = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes of one number; 1 for others."""
 
 
+class OtherWeights(PermanentError):
+    """A folder does not hold what the trainer published: nobody may load from it."""
+
+
 @dataclass(frozen=True)
 class HostTensor:
     """One tensor of a safetensors file."""
@@ -114,11 +118,11 @@ class SentDigest:
             self._hasher.update(each.data)
 
     def check(self, expected: str, folder: Path) -> None:
-        """Raises :class:`PermanentError`: other weights than the trainer published were sent. Those
-        of an unknown digest (empty) are not compared."""
+        """Raises :class:`OtherWeights`: others than the trainer published were sent. Those of an
+        unknown digest (empty) are not compared."""
         digest = self._hasher.hexdigest()
         if expected and digest != expected:
-            raise PermanentError(
+            raise OtherWeights(
                 f"The weights in {folder} have digest {digest}; the trainer published {expected}.",
-                cure="Somebody changed the folder: no engine may load it.",
+                cure="Somebody changed the folder: no engine may load from it.",
             )

@@ -13,6 +13,7 @@ from relax_infer.engines.canary import compare_canaries, take_canary
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.digest import checkpoint_dtype, expected_digest
 from relax_infer.engines.holder import HolderFiles
+from relax_infer.engines.host_tensors import OtherWeights
 from relax_infer.engines.process import local_path
 from relax_infer.engines.seats import Place
 from relax_infer.engines.weight_change import WeightChange
@@ -98,6 +99,9 @@ class Resident:
                     await change.from_group(place, weights)
                 self._hold(folder, weights.version)
                 await self.check_weights(control, spec)
+            except OtherWeights:
+                self._doubt()
+                raise
             except (RelaxError, OSError, RuntimeError, ImportError) as error:
                 self._doubt()
                 self.note = f"{spec.weights.transport}: {error}"

@@ -17,7 +17,7 @@ from typing import Protocol
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory
 from relax_infer.contracts.weights import Seat, SeatAsk
-from relax_infer.engines.host_tensors import Bucket, SentDigest, cut, host_tensors
+from relax_infer.engines.host_tensors import Bucket, OtherWeights, SentDigest, cut, host_tensors
 from relax_infer.engines.process import local_path
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,8 @@ class WeightSender:
         """A member has got everything (no error), has failed, or will not come.
 
         Raises:
-            UnconfirmedError: it has got everything, and that was not all, or not what was
-                published.
+            OtherWeights: it has got everything, and that is not what was published.
+            UnconfirmedError: it has got everything, and that was not all.
         """
         table = self._table(key, members)
         table.left.add(member)
@@ -110,7 +110,10 @@ class WeightSender:
             table.group.abort(f"{member}: {error}")
             return
         await asyncio.wait([sending])
-        if (failure := sending.exception()) is not None:
+        failure = sending.exception()
+        if isinstance(failure, OtherWeights):
+            raise failure
+        if failure is not None:
             raise UnconfirmedError(f"The weights were not sent whole: {failure}") from failure
 
     def _table(self, key: str, members: Sequence[str]) -> _Table:
