@@ -101,6 +101,7 @@ class Resident:
                 await self.check_weights(control, spec)
             except OtherWeights:
                 self._doubt()
+                await change.abandon()
                 raise
             except (RelaxError, OSError, RuntimeError, ImportError) as error:
                 self._doubt()

@@ -9,6 +9,7 @@ import base64
 import io
 import multiprocessing.reduction
 import os
+from pathlib import Path
 from typing import Any
 
 from relax_infer.contracts.failures import PermanentError
@@ -22,8 +23,9 @@ class SharedBucket:
 
     def __init__(self) -> None:
         self._whole: Any = None
-        self._given = 0
-        """Handles that were given out and, as far as is known, not opened."""
+        self._file: Path | None = None
+        self._all_opened = True
+        """Whether nothing that was given out may be opened yet."""
 
     def fill(self, bucket: Bucket) -> None:
         """Copy a bucket's bytes in; blocks for as long as they take to read. The memory is made
@@ -37,6 +39,8 @@ class SharedBucket:
             _check_room(size)
             torch.multiprocessing.set_sharing_strategy("file_system")
             self._whole = torch.empty(max(1, size), dtype=torch.uint8).share_memory_()
+            name: bytes = self._whole.untyped_storage()._share_filename_cpu_()[1]
+            self._file = Path(_SHARED_MEMORY) / name.decode().lstrip("/")
         target, start = self._whole.numpy(), 0
         for tensor in bucket:
             stop = start + tensor.data.nbytes
@@ -47,26 +51,25 @@ class SharedBucket:
         """For each of an engine's ranks the tensors of the bucket that was filled in last, pickled,
         in base64: views of the one shared memory. A handle can be opened once."""
         named = self._views(bucket)
+        self._all_opened = False
         made: list[str] = []
         for _ in range(ranks):
             pickled = io.BytesIO()
             multiprocessing.reduction.ForkingPickler(pickled).dump(named)
-            self._given += len(named)
             made.append(base64.b64encode(pickled.getvalue()).decode())
         return made
 
     def opened(self) -> None:
         """Every handle that was given out has been opened."""
-        self._given = 0
+        self._all_opened = True
 
     def close(self) -> None:
-        """Give the memory back, what nobody opened included."""
-        if self._whole is None:
-            return
-        storage = self._whole.untyped_storage()
-        for _ in range(self._given):
-            storage._shared_decref()
-        self._given, self._whole = 0, None
+        """Give the memory back. Who opens a handle later fails: an engine dies of it."""
+        self._whole = None
+        if self._file is not None and not self._all_opened:
+            # PyTorch counts who has it open and waits for those that never came.
+            self._file.unlink(missing_ok=True)
+        self._file, self._all_opened = None, True
 
     def _views(self, bucket: Bucket) -> list[tuple[str, Any]]:
         import torch

@@ -28,6 +28,7 @@ class WeightChange:
     def __init__(self, control: EngineControl, token: FenceToken, seconds: float) -> None:
         self._control, self._token = control, token
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self._memory = SharedBucket()
 
     async def from_tensors(
         self, folder: Path, weights: WeightsRef, transport: WeightTransport, ranks: int
@@ -42,17 +43,15 @@ class WeightChange:
             UnconfirmedError: no answer, or not in time.
         """
         buckets = await asyncio.to_thread(lambda: cut(host_tensors(folder), transport.bucket_bytes))
-        memory, sent = SharedBucket(), SentDigest()
+        memory, sent = self._memory, SentDigest()
         await self._begin()
-        try:
-            for bucket in buckets:
-                await asyncio.to_thread(memory.fill, bucket)
-                handles = memory.handles(bucket, ranks)
-                loading = self._control.update_from_tensors(handles, self._token, self._left())
-                await asyncio.gather(loading, asyncio.to_thread(sent.add, bucket))
-                memory.opened()
-        finally:
-            memory.close()
+        for bucket in buckets:
+            await asyncio.to_thread(memory.fill, bucket)
+            handles = memory.handles(bucket, ranks)
+            loading = self._control.update_from_tensors(handles, self._token, self._left())
+            await asyncio.gather(loading, asyncio.to_thread(sent.add, bucket))
+            memory.opened()
+        memory.close()
         sent.check(weights.digest, folder)
         await self._end(weights.version)
 
@@ -84,8 +83,12 @@ class WeightChange:
         Raises:
             UnconfirmedError: it does not; nobody may load into it or open it.
         """
-        with suppress(PermanentError):  # none was open
-            await self._control.end_update(self._token, _ABANDON_SECONDS)
+        try:
+            with suppress(PermanentError):  # none was open
+                await self._control.end_update(self._token, _ABANDON_SECONDS)
+        finally:
+            # Not before: a bucket that it had not come to would have been gone.
+            self._memory.close()
 
     async def _begin(self) -> None:
         await self._control.name_weights(None, self._token, self._left())
