@@ -61,10 +61,12 @@ class RealEngine:
 
 
 @asynccontextmanager
-async def real_engine(folder: Path, sender: Sender | None = None) -> AsyncIterator[RealEngine]:
+async def real_engine(
+    folder: Path, sender: Sender | None = None, **sizes: int
+) -> AsyncIterator[RealEngine]:
     """Not started yet, with the weights ``version-0`` and ``version-1``; gone at the end."""
     for version in (0, 1):
-        make_checkpoint(folder / f"version-{version}", seed=version)
+        make_checkpoint(folder / f"version-{version}", seed=version, **sizes)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as short:
         patch.setattr(tempfile, "tempdir", short)
         patch.setenv("RELAX_HOME", str(folder))
