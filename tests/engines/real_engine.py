@@ -23,9 +23,11 @@ from tests.engines.checkpoints import group_spec, make_checkpoint
 class RealEngine:
     """An engine's actor, called in this process, with tokens and operation ids that grow."""
 
-    def __init__(self, folder: Path, sender: Sender | None = None) -> None:
+    def __init__(self, folder: Path, sender: Sender | None = None, gpus: int = 1) -> None:
         self.folder = folder
-        self.spec = group_spec(folder)
+        (bundle,) = group_spec(folder).bundles
+        bundles = tuple(bundle.model_copy(update={"bundle": k, "gpu_id": k}) for k in range(gpus))
+        self.spec = group_spec(folder, gpus_per_replica=gpus, bundles=bundles)
         self.actor = EngineActor(self.spec, 0, sender=sender)
         self.counter = 0
 
@@ -62,7 +64,7 @@ class RealEngine:
 
 @asynccontextmanager
 async def real_engine(
-    folder: Path, sender: Sender | None = None, **sizes: int
+    folder: Path, sender: Sender | None = None, *, gpus: int = 1, **sizes: int
 ) -> AsyncIterator[RealEngine]:
     """Not started yet, with the weights ``version-0`` and ``version-1``; gone at the end."""
     for version in (0, 1):
@@ -70,7 +72,7 @@ async def real_engine(
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as short:
         patch.setattr(tempfile, "tempdir", short)
         patch.setenv("RELAX_HOME", str(folder))
-        made = RealEngine(folder, sender)
+        made = RealEngine(folder, sender, gpus)
         try:
             yield made
         finally:

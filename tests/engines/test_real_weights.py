@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.weights import SeatAsk, WeightTransport
 from relax_infer.engines import expected_digest, host_processes
 from relax_infer.engines.host_tensors import Bucket
@@ -17,6 +18,7 @@ from relax_infer.training.hf_folder import weights_digest
 from relax_infer.training.torch_group import TorchGroup
 from relax_infer.training.weight_sender import WeightSender
 from tests.engines.real_engine import RealEngine, real_engine
+from tests.engines.weight_engine import change_rules
 
 pytestmark = [
     pytest.mark.real,
@@ -53,14 +55,18 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Real
         yield made
 
 
+def choose_for(engine: RealEngine, transport: str) -> None:
+    settings = {"transport": transport, "bucket_mb": BUCKET_MB, "timeout": 30.0}
+    weights = WeightTransport.model_validate(settings)
+    engine.spec = engine.spec.model_copy(update={"weights": weights})
+
+
 @pytest.fixture
 def by(engine: RealEngine):
     """Has the engine take its next weights by a transport."""
 
-    def choose(transport: str, **more: object) -> None:
-        settings = {"transport": transport, "bucket_mb": BUCKET_MB, "timeout": 30.0, **more}
-        weights = WeightTransport.model_validate(settings)
-        engine.spec = engine.spec.model_copy(update={"weights": weights})
+    def choose(transport: str) -> None:
+        choose_for(engine, transport)
 
     yield choose
     Sending.dies = False
@@ -90,6 +96,14 @@ async def test_an_awake_engine_takes_weights_that_are_those_of_the_disk(engine, 
         read = await engine.actor.read_weights()
         assert (read.weight_version, read.weights_digest) == right(engine, version)
     assert (await engine.actor.describe()).incarnation == before.incarnation
+
+
+async def test_the_real_engine_keeps_the_rules_that_its_double_has(engine):
+    await engine.ready(0)
+    token = FenceToken(counter=engine.counter, grant_id=f"grant-{engine.counter}")
+    await change_rules(await engine.control(), token)
+    read = await engine.actor.read_weights()
+    assert (read.weight_version, read.weights_digest) == right(engine, 0)
 
 
 async def test_a_sender_that_dies_in_the_middle_is_replaced_by_the_disk(engine, by):
@@ -138,6 +152,28 @@ async def test_an_engine_killed_in_the_middle_fails_in_time_and_is_launched_whol
     assert [pid for pid in where.pids if host_processes.process(pid) is not None] == []
     assert (report.state, report.note) == (ReplicaState.READY, None)
     assert (report.weight_version, report.weights_digest) == right(engine, 1)
+
+
+@pytest.mark.slow
+async def test_both_ranks_of_an_engine_take_their_parts(tmp_path: Path):
+    """What two ranks hold has no digest that is known from the files: it is that of a launch."""
+    sender = WeightSender("127.0.0.1", make_group)
+    async with real_engine(tmp_path, sender, gpus=2) as two:
+        digests: dict[int, str | None] = {}
+        for version in (0, 1):
+            await two.operate("stop")
+            await two.ready(version)
+            digests[version] = (await two.actor.read_weights()).weights_digest
+        assert digests[0] != digests[1]
+        for transport in ("tensor", "process_group"):
+            choose_for(two, transport)
+            for version in (0, 1):
+                report = await load(two, version)
+                assert (report.state, report.error, report.note) == (ReplicaState.READY, None, None)
+                assert (report.weight_version, report.weights_digest) == (
+                    version,
+                    digests[version],
+                )
 
 
 async def load_again(engine: RealEngine):
