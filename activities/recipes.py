@@ -266,7 +266,8 @@ def _plan(
         distilled=recipe.distilled,
         evaluation_every=recipe.evaluation.every,
         operation_timeout=max(
-            recipe.lease.operation_timeout, *(each.launch_timeout + _LAUNCHED for each in groups)
+            recipe.lease.operation_timeout,
+            *(each.launch_timeout + _LAUNCHED + _sent(each.weights) for each in groups),
         ),
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
@@ -276,6 +277,11 @@ def _plan(
         updates_in_place=recipe.train.weights.in_place
         and all(frozenset(pair) in apart for pair in pairs if "rollout" in pair),
     )
+
+
+def _sent(weights: WeightTransport) -> float:
+    """Seconds that may pass before the disk is read."""
+    return 0.0 if weights.transport == "disk" else weights.timeout
 
 
 def _offload(role: Role, engine: Engine) -> OffloadKind:

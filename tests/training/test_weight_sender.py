@@ -1,8 +1,14 @@
 """Engines take their seats, get everything or an error in time, and the group ends on every end."""
 
 import asyncio
+import contextlib
+import hashlib
+import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +17,13 @@ import pytest
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.training import TrainerSpec
 from relax_infer.contracts.weights import SeatAsk
-from relax_infer.engines.host_tensors import Bucket, OtherWeights, size_of
+from relax_infer.engines.host_tensors import Bucket, OtherWeights, cut, host_tensors, size_of
 from relax_infer.training import torch_group
 from relax_infer.training.hf_folder import weights_digest
 from relax_infer.training.torch_group import TorchGroup
+from relax_infer.training.trainer import TrainerActor
 from relax_infer.training.weight_sender import WeightSender
 from tests.engines.checkpoints import make_checkpoint
 
@@ -188,3 +196,88 @@ def test_a_real_group_has_a_port_and_a_name_of_its_own():
     assert len({(group.name, group.port) for group in groups}) == 2
     for group in groups:
         group.close()
+
+
+class Peers:
+    """Real ranks in processes of their own."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def join(self, group: TorchGroup, world: int, sizes: list[int], *dies_after: int) -> None:
+        """``dies_after``: for each of the ranks from 1 on, before which bucket; -1: never."""
+        for rank, dies in enumerate(dies_after, start=1):
+            named = [str(group.port), group.name, str(rank), str(world), str(dies)]
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.training.weight_peer", *named, *map(str, sizes)],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+
+    def told(self) -> list[tuple[int, str]]:
+        """Exit status and last words of each, all of which end."""
+        ended = [(process.communicate(timeout=90)[0], process) for process in self.processes]
+        return [(process.returncode, text.strip()) for text, process in ended]
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.communicate()
+
+
+def test_every_rank_of_a_real_group_gets_every_byte(peers: Peers, tmp_path: Path):
+    buckets = cut(host_tensors(make_checkpoint(tmp_path / "w", seed=0)), 50_000)
+    group = TorchGroup("127.0.0.1", "gloo", 3, 90.0, 0)
+    peers.join(group, 3, [size_of(bucket) for bucket in buckets], -1, -1)
+    group.join()
+    for bucket in buckets:
+        group.send(bucket)
+    whole = hashlib.sha256(b"".join(bytes(t.data) for bucket in buckets for t in bucket))
+    assert peers.told() == [(0, whole.hexdigest())] * 2
+    group.close()
+
+
+def test_a_rank_that_is_killed_keeps_nobody_waiting(peers: Peers, tmp_path: Path):
+    """Each of the others ends: with an error, or with what it had got already."""
+    buckets = cut(host_tensors(make_checkpoint(tmp_path / "w", seed=0)), 50_000)
+    group = TorchGroup("127.0.0.1", "gloo", 3, 90.0, 0)
+    peers.join(group, 3, [size_of(bucket) for bucket in buckets], 1, -1)
+    group.join()
+    with contextlib.suppress(RuntimeError):
+        for bucket in buckets:
+            group.send(bucket)
+    group.close()
+    (killed, _), _ = peers.told()
+    assert killed == -signal.SIGKILL
+
+
+async def test_the_trainer_s_actor_seats_an_engine_and_sends(
+    spec: TrainerSpec, peers: Peers, sending: Sending, monkeypatch: pytest.MonkeyPatch
+):
+    """Resident or not: it sends what is in the folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(sending.folder.parent))
+    actor = TrainerActor(spec, 0)
+    made: list[TorchGroup] = []
+
+    class Noted(TorchGroup):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(torch_group, "TorchGroup", Noted)
+    ask = sending.ask(members=MEMBERS[:1], ranks=1)
+    seat = await actor.take_seat(ask)
+    sizes = [sum(4 * _size(t.shape) for t in bucket) for bucket in seat.buckets]
+    peers.join(made[0], seat.world, sizes, -1)
+    await actor.leave_seat("op", MEMBERS[0], MEMBERS[:1], None)
+    ((status, _),) = peers.told()
+    assert status == 0
+    assert (seat.host, seat.port, seat.group) == ("127.0.0.1", made[0].port, made[0].name)
+    await actor.close()
