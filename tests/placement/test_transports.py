@@ -1,10 +1,14 @@
 """Which transports of new weights a recipe's mode and engines allow, and what is said otherwise."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from activities import recipes
+from activities.recipes import resolve_recipe
 from relax_infer.config import load_recipe
+from relax_infer.contracts.run import ResolveRequest, RunInput
 from relax_infer.placement import PlacementError, plan_inference_placement
 
 DECOUPLED = {"mode": "decoupled", "cluster.gpus": 5}
@@ -61,3 +65,33 @@ def test_shared_memory_does_not_reach_other_nodes():
         train__weights__transport="tensor",
     )
     assert any("shared memory" in v.rule for v in error.violations)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "in_place", "transport", "patience"),
+    [
+        ({}, False, "disk", 360.0),
+        (DECOUPLED, True, "disk", 360.0),
+        ({**DECOUPLED, "train.weights.in_place": False}, False, "disk", 360.0),
+        ({"train.weights.transport": "tensor"}, False, "tensor", 660.0),
+        ({**DECOUPLED, "train.weights.transport": "process_group"}, True, "process_group", 660.0),
+    ],
+)
+async def test_a_run_s_plan_says_how_weights_come(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: dict[str, Any],
+    in_place: bool,
+    transport: str,
+    patience: float,
+):
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    models = {f"{role}.model": str(tmp_path / role) for role in ("rollout", "genrm", "teacher")}
+    own = {"cluster.device": "cpu", **models, **overrides}
+    start = RunInput(recipe="quickstart", overrides=own)
+    plan = await resolve_recipe(ResolveRequest(run="run-1", start=start))
+    assert plan.updates_in_place is in_place
+    told = {group.role: group.weights.transport for group in plan.groups}
+    assert told == {"rollout": transport, "genrm": "disk", "teacher": "disk"}
+    assert plan.operation_timeout == patience, "the transport may time out before the disk is read"
