@@ -1,5 +1,6 @@
 """An engine's place in the process group through which the trainer sends new weights."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal, Protocol
@@ -39,13 +40,14 @@ class TrainerSender:
         self._namespace = namespace
 
     async def take_seat(self, ask: SeatAsk) -> Seat:
-        actor = self._actor()
+        actor = await asyncio.to_thread(self._actor)
         return await answer(actor.take_seat.remote(ask), ask.patience + _READ_SECONDS)
 
     async def leave_seat(
         self, key: str, member: str, members: Sequence[str], error: str | None
     ) -> None:
-        call = self._actor().leave_seat.remote(key, member, tuple(members), error)
+        actor = await asyncio.to_thread(self._actor)
+        call = actor.leave_seat.remote(key, member, tuple(members), error)
         await answer(call, _READ_SECONDS)
 
     def _actor(self) -> Any:

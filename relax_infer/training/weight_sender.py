@@ -54,6 +54,13 @@ class _Table:
     group: Group | None = None
     sending: "asyncio.Task[None] | None" = None
 
+    @property
+    def over(self) -> bool:
+        """Nobody waits at it, and nothing is sent."""
+        if self.seats is None:
+            return not self.asks
+        return self.seats.done() and (self.sending is None or self.sending.done())
+
     def look(self) -> None:
         if self.members <= self.asks.keys() | self.left:
             self.everyone.set()
@@ -119,7 +126,7 @@ class WeightSender:
     def _table(self, key: str, members: Sequence[str]) -> _Table:
         if key not in self._tables:
             self._tables[key] = _Table(frozenset(members))
-            over = [k for k, t in self._tables.items() if t.sending is None or t.sending.done()]
+            over = [k for k, table in self._tables.items() if table.over]
             for oldest in over[: max(0, len(self._tables) - _REMEMBERED)]:
                 if oldest != key:
                     del self._tables[oldest]
