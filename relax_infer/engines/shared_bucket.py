@@ -15,7 +15,8 @@ from typing import Any
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.engines.host_tensors import Bucket, size_of
 
-_SHARED_MEMORY = "/dev/shm"  # where PyTorch makes it on Linux
+SHARED_MEMORY = "/dev/shm"
+"""Where PyTorch makes it on Linux."""
 
 
 class SharedBucket:
@@ -40,7 +41,7 @@ class SharedBucket:
             torch.multiprocessing.set_sharing_strategy("file_system")
             self._whole = torch.empty(max(1, size), dtype=torch.uint8).share_memory_()
             name: bytes = self._whole.untyped_storage()._share_filename_cpu_()[1]
-            self._file = Path(_SHARED_MEMORY) / name.decode().lstrip("/")
+            self._file = Path(SHARED_MEMORY) / name.decode().lstrip("/")
         target, start = self._whole.numpy(), 0
         for tensor in bucket:
             stop = start + tensor.data.nbytes
@@ -87,11 +88,11 @@ class SharedBucket:
 
 def _check_room(size: int) -> None:
     """Writing where there is none kills the process."""
-    room = os.statvfs(_SHARED_MEMORY)
+    room = os.statvfs(SHARED_MEMORY)
     free = room.f_bavail * room.f_frsize
     if free < size:
         raise PermanentError(
-            f"{_SHARED_MEMORY} has {free // 1_000_000} MB free, a bucket of weights needs"
+            f"{SHARED_MEMORY} has {free // 1_000_000} MB free, a bucket of weights needs"
             f" {size // 1_000_000}.",
             cure="Make it larger (docker: --shm-size), or lower train.weights.bucket_mb.",
         )
