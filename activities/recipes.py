@@ -20,6 +20,7 @@ from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RUN_ID, RunRef, WeightsRef
 from relax_infer.contracts.run import BeginFrom, ResolveRequest, RunPlan
 from relax_infer.contracts.training import CriticSpec, TrainerSpec
+from relax_infer.contracts.weights import WeightTransport
 from relax_infer.placement import (
     InferencePlacementPlan,
     model_placement,
@@ -172,6 +173,7 @@ def _plan(
     run: RunRef, recipe: Recipe, placed: InferencePlacementPlan, folders: dict[str, Path]
 ) -> RunPlan:
     device = cluster_device(recipe.cluster.device)
+    transport = WeightTransport.model_validate(recipe.train.weights.model_dump())
 
     def group(role: Role, model_id: str, path: Path, engine: Engine) -> EngineGroupSpec:
         placement = model_placement(placed, role, model_id)
@@ -197,6 +199,7 @@ def _plan(
             health_timeout=engine.health_timeout,
             drain_timeout=engine.drain_timeout,
             store=run.store,
+            weights=transport if role == "rollout" else WeightTransport(),
         )
 
     groups = [
@@ -264,7 +267,8 @@ def _plan(
         distilled=recipe.distilled,
         evaluation_every=recipe.evaluation.every,
         operation_timeout=max(
-            recipe.lease.operation_timeout, *(each.launch_timeout + _LAUNCHED for each in groups)
+            recipe.lease.operation_timeout,
+            *(each.launch_timeout + _LAUNCHED + _sent(each.weights) for each in groups),
         ),
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
@@ -272,6 +276,8 @@ def _plan(
         max_staleness=recipe.max_staleness,
         logprob_bound=LogProbBound.model_validate(recipe.train.logprob_bound.model_dump()),
         autoscale=autoscale_policies(recipe, groups),
+        updates_in_place=recipe.train.weights.in_place
+        and all(frozenset(pair) in apart for pair in pairs if "rollout" in pair),
     )
 
 
@@ -286,6 +292,11 @@ def autoscale_policies(
         if rule is not None and (not rule.models or group.model in rule.models):
             found.setdefault(group.role, {})[group.model] = rule.policy()
     return found
+
+
+def _sent(weights: WeightTransport) -> float:
+    """Seconds that may pass before the disk is read."""
+    return 0.0 if weights.transport == "disk" else weights.timeout
 
 
 def _offload(role: Role, engine: Engine) -> OffloadKind:

@@ -141,6 +141,11 @@ class GroupBook:
                 self._advance(replica, ReplicaEvent.ONLOAD_STARTED)
         return launching
 
+    def begin_update(self) -> None:
+        """Those that answer take other weights, and answer nobody meanwhile."""
+        self.move(GroupEvent.WEIGHTS_UPDATE_STARTED)
+        self._each(ReplicaEvent.WEIGHTS_UPDATE_STARTED, self.ready)
+
     def settle_onload(self, report: GroupReport) -> None:
         for fresh in report.replicas:
             up = fresh.state is ReplicaState.READY

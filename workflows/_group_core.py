@@ -90,7 +90,7 @@ class GroupCore:
         if operation.fence is None:
             raise fail(PERMANENT, f"{operation.method} needs the fence token of a grant")
         try:
-            loads = operation.method == "onload"
+            loads = operation.method in ("onload", "update")
             self._book.fence.admit(operation.fence, loads=loads)
         except StaleFence as stale:
             raise fail(PERMANENT, str(stale)) from stale
@@ -162,7 +162,8 @@ class GroupCore:
     def _show(self) -> None:
         book = self._book
         show_state(book.state)
-        rows = [(r.engine_id, f"{r.state} {r.error or ''}") for r in book.replicas.values()]
+        reports = book.replicas.values()
+        rows = [(r.engine_id, f"{r.state} {r.error or r.note or ''}") for r in reports]
         rows += self._recoveries.rows()
         rows += [(f"replica {k}", f"given up: {why}") for k, why in book.given_up.items()]
         doing = f"{book.spec.role} {book.spec.model} is **{book.state}**."

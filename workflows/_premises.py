@@ -184,6 +184,7 @@ class Premises:
                 reconcile_timeout=plan.reconcile_timeout,
                 trainer=plan.trainer,
                 apart=plan.apart,
+                in_place=("rollout",) if plan.updates_in_place else (),
             ),
             id=f"{self._run}.lease",
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,

@@ -13,7 +13,13 @@ from relax_infer.contracts.recovery import RecoveryNote
 from relax_infer.contracts.refs import StagedRef
 from relax_infer.contracts.scale import MEMBER_METHODS, MemberAsk, Members, OutsiderRecord
 from relax_infer.machines import GroupEvent, GroupState, ReplicaState
-from workflows._calls import OFFLOAD_ENGINES, ONLOAD_ENGINES, PROBE_ENGINES, STOP_ENGINES
+from workflows._calls import (
+    LOAD_ENGINE_WEIGHTS,
+    OFFLOAD_ENGINES,
+    ONLOAD_ENGINES,
+    PROBE_ENGINES,
+    STOP_ENGINES,
+)
 from workflows._failures import PERMANENT, UNCONFIRMED, fail
 from workflows._group_scaling import GroupScaling
 from workflows._versions import AUTO_UPGRADE
@@ -86,12 +92,14 @@ class EngineLifecycle(GroupScaling):
             return await self._probe(operation)
         if operation.method == "stop":
             await self._wait_for_recoveries()
-        elif operation.method in ("onload", "offload"):
+        elif operation.method in ("onload", "offload", "update"):
             await self._wait_for_leavers()
         async with self._at_work():
             match operation.method:
                 case "onload":
                     return self._tell_with(await self._onload(operation, ask.operation_id))
+                case "update":
+                    return self._tell_with(await self._update(operation, ask.operation_id))
                 case "offload":
                     return self._tell_with(await self._offload(operation, ask.operation_id))
                 case "stop":
@@ -131,17 +139,39 @@ class EngineLifecycle(GroupScaling):
         )
         if launching:
             book.move(GroupEvent.LAUNCHED)
+        await self._open("onload")
+        book.in_use = True
+        return self._result()
+
+    async def _update(self, operation: RoleOperation, operation_id: str) -> RoleResult:
+        """Other weights into replicas that are up and keep their memory; one that fails is rebuilt
+        at once. Raises as an onload does; the group then sleeps."""
+        self._admit(operation)
+        book = self._book
+        if book.state is not GroupState.READY:
+            raise fail(UNCONFIRMED, f"it is {book.state}: {self._told('update')}")
+        self._weights = operation.weights or self._weights
+        book.begin_update()
+        self._show()
+        asked = tuple(k for k, r in book.replicas.items() if r.state is ReplicaState.ONLOADING)
+        book.settle_onload(
+            await self._call(LOAD_ENGINE_WEIGHTS, operation_id, "update", asked, self._weights)
+        )
+        await self._open("update")
+        return self._result()
+
+    async def _open(self, doing: str) -> None:
+        """READY when no replica is in doubt and one answers; replicas that failed are rebuilt."""
+        book = self._book
         if book.failed:
             book.move(GroupEvent.OPERATION_UNCONFIRMED)
             await self._heal(book.failed, "it failed to load", rebuild=True)
             if book.failed or not book.ready:
-                told = self._told("onload")
+                told = self._told(doing)
                 await self._put_to_sleep()
                 raise fail(UNCONFIRMED if book.failed else PERMANENT, told)
             book.move(GroupEvent.LOST_REPLICA_PROVED_GONE)
         book.move(GroupEvent.OPENED)
-        self._book.in_use = True
-        return self._result()
 
     async def _offload(self, operation: RoleOperation, operation_id: str) -> RoleResult:
         """Drain and release; a replica that cannot is stopped, and its release proved."""

@@ -192,11 +192,15 @@ class GpuLease(LeaseProving):
 
     async def _grant(self, role: str, request: LeaseRequest) -> LeaseAnswer:
         """Grant, have the role load, and answer when it confirmed that it is up."""
-        failures = 0
+        failures, updated = 0, False
         while True:
             if self._book.roles[role].state is LeaseState.ACTIVE:
                 if self._holds_weights(role, request.weights):
                     return self._found_active(role)
+                if role in self._start.in_place and not updated:
+                    updated = True
+                    await self._update(role, request)
+                    continue
                 await self._release(role)
             attempt = f"{request.operation_id}.{failures}" if failures else request.operation_id
             fence = self._book.grant(role, attempt, workflow.time())
@@ -220,6 +224,23 @@ class GpuLease(LeaseProving):
                 weights_digest=result.weights_digest,
                 holders=result.holders,
             )
+
+    async def _update(self, role: str, request: LeaseRequest) -> None:
+        """Other weights within the grant. Where that fails, the caller looks at what became of the
+        role: up, it lets go and is granted anew with the weights."""
+        try:
+            fence = self._book.roles[role].fence
+            self._proved[role] = await self._have(role, "update", fence, request.weights)
+        except ApplicationError as error:
+            self._proved.pop(role, None)
+            if self._book.roles[role].state is LeaseState.ACTIVE:
+                why = text_of(error)
+                self._book.record(role, LeaseEvent.OPERATION_FAILED, workflow.time(), why)
+                await self._wait_until_known(role)
+            else:
+                await workflow.wait_condition(lambda: role not in self._book.blocked)
+            if self._book.roles[role].state is not LeaseState.ACTIVE:
+                self._check_still(request)
 
     def _check_still(self, request: LeaseRequest) -> None:
         """Legal as at first; a batch that was abandoned meanwhile does not begin by itself."""

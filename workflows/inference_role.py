@@ -332,8 +332,13 @@ class InferenceRole:
             case "onload":
                 result = await self._pass_on(operation, operation_id)
                 await self._publish()
+            case "update":
+                self._close_groups(GroupState.ONLOADING, ReplicaState.ONLOADING)
+                await self._publish()
+                result = await self._pass_on(operation, operation_id)
+                await self._publish()
             case "offload" | "stop":
-                self._close_groups()
+                self._close_groups(GroupState.DRAINING, ReplicaState.DRAINING)
                 await self._publish()
                 result = await self._pass_on(operation, operation_id)
                 stops = operation.method == "stop"
@@ -412,18 +417,18 @@ class InferenceRole:
     def _note_change(self) -> None:
         self._changed = True
 
-    def _close_groups(self) -> None:
-        """Show the role as draining before anything of it lets go."""
+    def _close_groups(self, group_state: GroupState, replica_state: ReplicaState) -> None:
+        """Show what is READY as it will be, before anything of it lets go or changes."""
         for model, group in self._groups.items():
             if group.state is GroupState.READY:
                 closed = tuple(
-                    r.model_copy(update={"state": ReplicaState.DRAINING, "base_url": None})
+                    r.model_copy(update={"state": replica_state, "base_url": None})
                     if r.state is ReplicaState.READY
                     else r
                     for r in group.replicas
                 )
                 self._groups[model] = group.model_copy(
-                    update={"state": GroupState.DRAINING, "replicas": closed}
+                    update={"state": group_state, "replicas": closed}
                 )
 
     def _models(self) -> list[Any]:

@@ -8,6 +8,7 @@ from relax_infer.config.placed import Positive, Section
 from relax_infer.contracts.alarms import LogProbBound, Nats
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.fractions import GpuFraction
+from relax_infer.contracts.weights import WeightTransport
 
 
 class Algorithm(AlgorithmSpec, Section):
@@ -40,6 +41,15 @@ class RecipeLogProbBound(LogProbBound, Section):
 
     mean: Nats = 0.1
     """Mean absolute difference over trained tokens, nats. 0: no bound."""
+
+
+class Weights(WeightTransport, Section):
+    """How new weights reach the policy's engines. Where a transport fails, the engines read the
+    exported folder; an engine that is launched or rebuilt always does."""
+
+    in_place: bool = True
+    """Mode decoupled: the engines keep their memory while they take new weights; false: they let
+    go first, and come back with them."""
 
 
 class Train(Section):
@@ -81,6 +91,7 @@ class Train(Section):
     logprob_bound: RecipeLogProbBound = RecipeLogProbBound()
     advantage_eps: Annotated[float, Field(gt=0)] = 1e-4
     """Added to a group's standard deviation of rewards."""
+    weights: Weights = Weights()
     ray_gpu_fraction: GpuFraction = 0.4
     """Share of a GPU that a trainer actor reserves with Ray."""
     keep_checkpoints: Positive = 2

@@ -9,6 +9,7 @@ from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.host import HostIdentity
 from relax_infer.contracts.refs import StagedRef, WeightsRef
+from relax_infer.contracts.weights import WeightTransport
 from relax_infer.machines import GroupState, ReplicaState
 
 Role = Literal["rollout", "genrm", "teacher"]
@@ -90,6 +91,8 @@ class EngineGroupSpec(Message):
     """Seconds without a sign of life after which an engine that should answer counts as lost."""
     store: str
     """fsspec URL of the store, for evidence and request logs."""
+    weights: WeightTransport = WeightTransport()
+    """How new weights come; what an engine is launched with it reads from its folder."""
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> "EngineGroupSpec":
@@ -171,6 +174,8 @@ class ReplicaReport(Message):
     fence: FenceToken | None = None
     """Highest token that the engine has seen."""
     error: str | None = None
+    note: str | None = None
+    """Why its weights came from disk and not by the transport of the recipe."""
 
 
 class NodeMemory(Message):

@@ -139,14 +139,17 @@ class LeaseInput(StartInput):
     trainer: TrainerSpec | None = None
     apart: tuple[tuple[str, str], ...] = ()
     """Pairs of roles that share no GPU."""
+    in_place: tuple[str, ...] = ()
+    """Roles whose engines take other weights within a grant, without letting go."""
     carried: dict[str, Any] | None = None
 
 
 class RoleOperation(Message):
     """What the lease asks of a role, and a role of its engine groups."""
 
-    method: Literal["onload", "offload", "probe", "ready", "recover", "stop", "resolve"]
-    """``ready`` waits until the role answers again, or is known not to; ``recover`` rebuilds what
+    method: Literal["onload", "update", "offload", "probe", "ready", "recover", "stop", "resolve"]
+    """``update`` brings other weights to engines that are up, under the grant that they have.
+    ``ready`` waits until the role answers again, or is known not to; ``recover`` rebuilds what
     was given up."""
     fence: FenceToken | None
     """The grant; None: the last one the role saw (stop of a run that ends)."""

@@ -73,6 +73,9 @@ class RunPlan(Message):
         default_factory=dict[str, dict[str, AutoscalePolicy]]
     )
     """Role, model and when it has more or fewer replicas."""
+    updates_in_place: bool = False
+    """The policy engines keep their memory while they take new weights; only where they share their
+    GPUs with nobody."""
 
     def sharing(self, role: str) -> tuple[str, ...]:
         """Roles that use a GPU of ``role``'s."""

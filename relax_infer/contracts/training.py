@@ -15,6 +15,11 @@ DistillationMode = Literal["student_sampled", "student_topk", "teacher_topk", "u
 Divergence = Literal["reverse_kl", "forward_kl", "jensen_shannon"]
 
 
+def trainer_actor_name(rank: int) -> str:
+    """Ray's name of a trainer rank's actor, in the run's namespace."""
+    return f"trainer.rank-{rank}"
+
+
 class CriticSpec(Message):
     """The value model that the trainer's ranks train beside the policy."""
 
@@ -85,7 +90,7 @@ class TrainerSpec(Message):
         return f"relax-{self.run.run}"
 
     def actor_name(self, rank: int) -> str:
-        return f"trainer.rank-{rank}"
+        return trainer_actor_name(rank)
 
 
 class TrainerStatus(Message):

@@ -23,6 +23,7 @@ from relax_infer.engines.follower import Follower
 from relax_infer.engines.node import NodeReport
 from relax_infer.engines.operations import OperationTable
 from relax_infer.engines.replica import EngineReplica
+from relax_infer.engines.seats import Sender
 from relax_infer.machines import IllegalTransition, ReplicaState
 from relax_infer.telemetry import about, configure_actor
 from relax_infer.telemetry.traces import span
@@ -65,12 +66,18 @@ class ReplicaDescription(Message):
 class EngineActor:
     """Carries out operations on one replica, each once, in turn, under fence tokens."""
 
-    def __init__(self, spec: EngineGroupSpec, replica: int, pool: str = "") -> None:
-        """``pool``: Ray's id of the placement group that the actor is in."""
+    def __init__(
+        self, spec: EngineGroupSpec, replica: int, pool: str = "", sender: Sender | None = None
+    ) -> None:
+        """
+        Args:
+            pool: Ray's id of the placement group that the actor is in.
+            sender: of weights to a process group; None: the run's trainer.
+        """
         name = f"{spec.actor_name(replica)}.actor"
         configure_actor(name, spec.run, role=spec.role, replica=replica)
         followers = [Follower(spec, replica, node) for node in range(1, spec.nodes_per_replica)]
-        self._replica = EngineReplica(spec, replica, pool, followers)
+        self._replica = EngineReplica(spec, replica, pool, followers, sender)
         self._fence = self._replica.files.fence_memory()
         self._operations = OperationTable[ReplicaOutcome]()
         self._turn = asyncio.Lock()

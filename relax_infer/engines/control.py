@@ -9,7 +9,11 @@ import aiohttp
 
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.weights import Seat, TensorPlan
 from relax_infer.engines.fence import TOKEN_HEADER
+
+CHANGING = "changing"
+"""Version that an engine names while its weights are neither the last nor the next."""
 
 
 class EngineControl:
@@ -73,6 +77,60 @@ class EngineControl:
         """Replace the resident weights by those of a Hugging Face folder."""
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         await self._json("POST", "/update_weights_from_disk", body, token=token, timeout=timeout)
+
+    async def begin_update(self, token: FenceToken, timeout: float) -> None:
+        """Weights may be changed from here to :meth:`end_update`; refused while one is open."""
+        await self._json("POST", "/begin_weight_update", {}, token=token, timeout=timeout)
+
+    async def end_update(self, token: FenceToken, timeout: float) -> None:
+        await self._json("POST", "/end_weight_update", {}, token=token, timeout=timeout)
+
+    async def update_from_tensors(
+        self, handles: Sequence[str], token: FenceToken, timeout: float
+    ) -> None:
+        """Load one bucket; ``handles`` are those of a ``SharedBucket``, one for each rank."""
+        body = {"serialized_named_tensors": list(handles), "flush_cache": False}
+        path = "/update_weights_from_tensor"
+        await self._json("POST", path, body, token=token, timeout=timeout)
+
+    async def join_group(self, seat: Seat, backend: str, token: FenceToken, timeout: float) -> None:
+        """Its ranks join a process group; answers when every rank of the group is there."""
+        body = {
+            "master_address": seat.host,
+            "master_port": seat.port,
+            "rank_offset": seat.rank_offset,
+            "world_size": seat.world,
+            "group_name": seat.group,
+            "backend": backend,
+        }
+        await self._json("POST", "/init_weights_update_group", body, token=token, timeout=timeout)
+
+    async def update_from_group(
+        self, seat: Seat, bucket: Sequence[TensorPlan], token: FenceToken, timeout: float
+    ) -> None:
+        """Load one bucket that rank 0 of the group broadcasts as one tensor of bytes."""
+        body = {
+            "names": [each.name for each in bucket],
+            "dtypes": [each.dtype for each in bucket],
+            "shapes": [list(each.shape) for each in bucket],
+            "group_name": seat.group,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        path = "/update_weights_from_distributed"
+        await self._json("POST", path, body, token=token, timeout=timeout)
+
+    async def leave_group(self, seat: Seat, token: FenceToken, timeout: float) -> None:
+        """Refused where its ranks have not joined."""
+        body = {"group_name": seat.group}
+        path = "/destroy_weights_update_group"
+        await self._json("POST", path, body, token=token, timeout=timeout)
+
+    async def name_weights(self, version: int | None, token: FenceToken, timeout: float) -> None:
+        """What it is to say of its weights from now on; None: that they are being changed."""
+        name = CHANGING if version is None else str(version)
+        body = {"new_version": name, "abort_all_requests": False}
+        await self._json("POST", "/update_weight_version", body, token=token, timeout=timeout)
 
     async def weight_version(self) -> int | None:
         """The version that the engine was last told; None when it was told none."""

@@ -9,13 +9,13 @@ so the bytes of the stacked tensor are the bytes of its parts one after another.
 
 import hashlib
 import json
-import mmap
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from relax_infer.engines.host_tensors import HostTensor, host_tensors
 
 _SUPPORTED = frozenset({"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"})
 _STACKED = {
@@ -49,7 +49,7 @@ def expected_digest(folder: Path, dtype: str) -> str | None:
         return None
     if config.get("quantization_config"):
         return None
-    tensors = _tensors(folder)
+    tensors = {tensor.name: tensor for tensor in host_tensors(folder)}
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
     hashes: dict[str, str] = {}
@@ -75,31 +75,8 @@ def combined_digest(hashes: Mapping[str, str]) -> str:
     return hasher.hexdigest()
 
 
-class _Tensor:
-    """One tensor of a safetensors file, as raw bytes."""
-
-    def __init__(self, dtype: str, shape: list[int], data: memoryview) -> None:
-        self.dtype, self.shape, self.data = dtype, shape, data
-
-
-def _tensors(folder: Path) -> dict[str, _Tensor]:
-    """Every tensor of the folder's files (https://huggingface.co/docs/safetensors, "Format")."""
-    found: dict[str, _Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        start = 8 + int.from_bytes(mapped[:8], "little")
-        header: dict[str, Any] = json.loads(bytes(mapped[8:start]))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            data = mapped[start + begin : start + end]
-            found[name] = _Tensor(entry["dtype"], entry["shape"], data)
-    return found
-
-
-def _resident(tensors: Mapping[str, _Tensor]) -> dict[str, list[_Tensor]]:
-    resident: dict[str, list[_Tensor]] = {}
+def _resident(tensors: Mapping[str, HostTensor]) -> dict[str, list[HostTensor]]:
+    resident: dict[str, list[HostTensor]] = {}
     for name in _without_buffers(tensors):
         match = _PART.search(name)
         if match is None:
@@ -116,7 +93,7 @@ def _without_buffers(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.endswith(_BUFFERS)]
 
 
-def _converted(tensor: _Tensor, dtype: str) -> memoryview | bytes | None:
+def _converted(tensor: HostTensor, dtype: str) -> memoryview | bytes | None:
     have = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}.get(tensor.dtype)
     if have == dtype:
         return tensor.data
@@ -132,7 +109,7 @@ def _converted(tensor: _Tensor, dtype: str) -> memoryview | bytes | None:
     return None
 
 
-def _padding(tensor: _Tensor, dtype: str) -> bytes:
+def _padding(tensor: HostTensor, dtype: str) -> bytes:
     rows = -tensor.shape[0] % _VOCABULARY_MULTIPLE
     return bytes(rows * tensor.shape[1] * (4 if dtype == "float32" else 2))
 

@@ -34,6 +34,7 @@ from relax_infer.engines.process import EngineProcess
 from relax_infer.engines.pulse import Pulse
 from relax_infer.engines.reports import AWAKE, ReplicaReports
 from relax_infer.engines.resident import Resident, weights_folder
+from relax_infer.engines.seats import Place, Sender, TrainerSender
 from relax_infer.machines import REPLICA, ReplicaEvent, ReplicaState
 
 _E = ReplicaEvent
@@ -50,14 +51,20 @@ class EngineReplica:
         replica: int,
         pool: str = "",
         followers: Sequence[FollowerNode] = (),
+        sender: Sender | None = None,
     ) -> None:
-        """``followers``: the further nodes of the replica; this host is its head's."""
+        """
+        Args:
+            followers: the further nodes of the replica; this host is its head's.
+            sender: of weights to a process group; None: the run's trainer.
+        """
         self.spec, self.replica = spec, replica
         self.head = head = EngineNode(spec, replica, 0, pool)
         self.files = head.files
         self.closed = closed_grants(spec, replica)
         self.nodes = ReplicaNodes(head, followers)
         self.resident = Resident(self.engine_id, self.files)
+        self._sender = sender or TrainerSender(spec.namespace)
         self.error: str | None = None
         self.pulse = Pulse()
         self.reports = ReplicaReports(self)
@@ -88,6 +95,7 @@ class EngineReplica:
     async def onload(self, op: EngineOperation) -> None:
         """Everything resident, weights as asked, and, unless told otherwise, admission open."""
         token = op.fence
+        place = Place(op.group, self.replica, op, self._sender)
         try:
             await self._launch(op)
             if self.state is ReplicaState.READY:
@@ -102,7 +110,7 @@ class EngineReplica:
             limit, resident = self.spec.drain_timeout, self.resident
             await resident.resume(self._control, ("weights",), token, limit)
             if op.weights is not None and not resident.current(op.weights):
-                await resident.load(self._control, op.weights, token, self.spec.launch_timeout)
+                await resident.load(self._control, op.weights, token, op.group, place)
             await resident.resume(self._control, RESIDENT_TAGS, token, limit)
             await self._control.continue_generation(token)
             await self.check_weights()
@@ -116,6 +124,8 @@ class EngineReplica:
         except BaseException as error:
             self._fail(_E.ONLOAD_FAILED, error)
             raise
+        finally:
+            await place.give_up("it takes no part")
 
     async def load_weights(self, op: EngineOperation) -> None:
         """Load ``op.weights`` behind a closed gate, read them back, open as asked."""

@@ -109,4 +109,5 @@ class ReplicaReports:
             weights_digest=replica.resident.digest,
             fence=replica.files.fence(),
             error=error,
+            note=replica.resident.note,
         )

@@ -1,18 +1,24 @@
 """What one engine holds of its model, and whether it is what it was told to hold."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from relax_infer.contracts.engines import RESIDENT_TAGS, EngineGroupSpec
-from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.failures import PermanentError, RelaxError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.engines.canary import compare_canaries, take_canary
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.digest import checkpoint_dtype, expected_digest
 from relax_infer.engines.holder import HolderFiles
+from relax_infer.engines.host_tensors import OtherWeights
 from relax_infer.engines.process import local_path
+from relax_infer.engines.seats import Place
+from relax_infer.engines.weight_change import WeightChange
+
+log = logging.getLogger(__name__)
 
 
 class Resident:
@@ -24,6 +30,10 @@ class Resident:
         self.version: int | None = None
         """Version of the resident weights; None before any, and for weights without versions."""
         self.digest: str | None = None
+        self.note: str | None = None
+        """Why the last weights came from disk and not by the transport of the recipe."""
+        self._unknown = False
+        """Whether a load has begun and not ended well: the weights may be mixed."""
         self._engine_id, self._files = engine_id, files
         self._folder: Path | None = None
         self._loaded = False
@@ -31,16 +41,19 @@ class Resident:
 
     def begin(self, folder: Path, version: int | None) -> None:
         """An engine was started from ``folder``: everything is resident."""
-        self.tags, self._folder, self.version = set(RESIDENT_TAGS), folder, version
-        self._loaded = True
+        self.tags = set(RESIDENT_TAGS)
+        self.note = None
+        self._hold(folder, version)
 
     def forget(self) -> None:
         """The engine is gone."""
         self.tags.clear()
-        self.version = self.digest = self._folder = None
-        self._loaded = False
+        self.version = self.digest = self.note = self._folder = None
+        self._loaded = self._unknown = False
 
     def current(self, weights: WeightsRef | None) -> bool:
+        if self._unknown:
+            return False
         return weights is None or weights.version == self.version
 
     async def resume(
@@ -59,11 +72,54 @@ class Resident:
             self.tags.clear()
 
     async def load(
-        self, control: EngineControl, weights: WeightsRef, token: FenceToken, timeout: float
+        self,
+        control: EngineControl,
+        weights: WeightsRef,
+        token: FenceToken,
+        spec: EngineGroupSpec,
+        place: Place,
     ) -> None:
+        """By the transport of the group; from disk, all of it, where that does not come to a good
+        end. Until one did the weights are unknown, and :meth:`check_weights` refuses them.
+
+        Raises:
+            PermanentError, UnconfirmedError: nor did the disk; the engine must not be opened.
+        """
         folder = weights_folder(weights)
-        await control.load(folder, weights.version, token, timeout)
-        self._folder, self.version, self._loaded = folder, weights.version, True
+        self._doubt()
+        if spec.weights.transport != "disk":
+            change = WeightChange(control, token, spec.weights.timeout)
+            try:
+                if spec.weights.transport == "tensor":
+                    if spec.nodes_per_replica > 1:
+                        raise PermanentError("some of its ranks are on other hosts")
+                    ranks = spec.gpus_per_replica
+                    await change.from_tensors(folder, weights, spec.weights, ranks)
+                else:
+                    await change.from_group(place, weights)
+                self._hold(folder, weights.version)
+                await self.check_weights(control, spec)
+            except OtherWeights:
+                self._doubt()
+                await change.abandon()
+                raise
+            except (RelaxError, OSError, RuntimeError, ImportError) as error:
+                self._doubt()
+                self.note = f"{spec.weights.transport}: {error}"
+                log.warning("weights %d come from disk: %s", weights.version, self.note)
+                await change.abandon()
+            else:
+                return
+        await control.load(folder, weights.version, token, spec.launch_timeout)
+        self._hold(folder, weights.version)
+
+    def _hold(self, folder: Path, version: int | None) -> None:
+        self._folder, self.version, self._loaded = folder, version, True
+        self._unknown = False
+
+    def _doubt(self) -> None:
+        self.version = self.digest = self.note = None
+        self._unknown = True
 
     async def check_canary(self, control: EngineControl, timeout: float) -> None:
         """A prefill must come out as it did when these weights were loaded.
@@ -86,6 +142,10 @@ class Resident:
             PermanentError: they are not.
             UnconfirmedError: they could not be read.
         """
+        if self._unknown:
+            raise PermanentError(
+                f"The weights of engine {self._engine_id} are unknown: a load has not ended well."
+            )
         version = await control.weight_version()
         if version != self.version:
             raise PermanentError(

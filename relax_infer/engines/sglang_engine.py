@@ -24,6 +24,7 @@ from relax_infer.contracts.failures import (
 )
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import WeightsRef
+from relax_infer.contracts.weights import WeightTransport
 from relax_infer.engines.actor import EngineActor, Kind
 from relax_infer.engines.host_processes import this_host
 from relax_infer.engines.static import InferenceEngineSpec, validate_static_server_args
@@ -184,6 +185,23 @@ class SGLangEngine:
         await self._operate("load_weights", weights)
         return self._url
 
+    async def update_weights_from_tensor(
+        self, weights: WeightsRef, *, bucket_mb: float = 256, timeout: float = 300.0
+    ) -> str:
+        """As from disk; the folder is read here, and its tensors are handed over in shared memory.
+        Where that fails the engine reads the folder.
+
+        Args:
+            bucket_mb: MB of tensors in shared memory at once.
+            timeout: seconds for all of them.
+        """
+        if self.spec is not None:
+            self.spec.require_operation("update_weights_from_tensor")
+        transport = WeightTransport(transport="tensor", bucket_mb=bucket_mb, timeout=timeout)
+        group = self._group.model_copy(update={"weights": transport})
+        await self._operate("load_weights", weights, group)
+        return self._url
+
     async def get_weight_version(self) -> int | None:
         """As read from the engine just now; None while its weights are not resident."""
         return (await self._actor.read_weights()).weight_version
@@ -213,14 +231,14 @@ class SGLangEngine:
         return evidence
 
     async def _operate(
-        self, kind: Kind, weights: WeightsRef | None = None
+        self, kind: Kind, weights: WeightsRef | None = None, group: EngineGroupSpec | None = None
     ) -> ReleaseEvidence | None:
         self._counter += 1
         grant = str(uuid.uuid4())
         outcome = await self._actor.operate(
             kind,
             EngineOperation(
-                group=self._group,
+                group=group or self._group,
                 operation_id=grant,
                 fence=FenceToken(counter=self._counter, grant_id=grant),
                 weights=weights,

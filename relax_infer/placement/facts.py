@@ -47,6 +47,8 @@ class NodeFacts(Message):
     """Why the wanted ports cannot be had; None: they were free a moment ago."""
     disk_free: int | None = None
     """Bytes where the store is; None: not on this node's disks."""
+    shared_memory_free: int | None = None
+    """Bytes; None: it has none that is known."""
     models: dict[str, int | None] = Field(default_factory=dict)
     """Bytes of weights in each wanted folder; None: there is no such folder."""
     router: str | None = None

@@ -17,6 +17,7 @@ from typing import Any
 from relax_infer.contracts.refs import RunRef
 from relax_infer.engines.orphans import find_orphans
 from relax_infer.engines.process import free_ports, local_path
+from relax_infer.engines.shared_bucket import SHARED_MEMORY
 from relax_infer.placement.facts import ClusterFacts, GpuProcess, NodeFacts, Wanted
 from relax_infer.placement.probes import device_uuids
 from relax_infer.placement.ray_view import group_table, living_nodes
@@ -72,6 +73,7 @@ def look_at_node(wanted: Wanted, node_id: str, node_ip: str, gpus: int) -> NodeF
         orphans=tuple(find_orphans(_NOBODY, devices, node_ip)),
         port_fault=_port_fault(node_ip, wanted.ports),
         disk_free=_disk_free(wanted.store),
+        shared_memory_free=_shared_memory_free(),
         models={folder: _weights(Path(folder)) for folder in wanted.models},
         router=_router(),
     )
@@ -121,6 +123,13 @@ def _disk_free(store: str) -> int | None:
         return None
     there = next(p for p in (path, *path.absolute().parents) if p.exists())
     return shutil.disk_usage(there).free
+
+
+def _shared_memory_free() -> int | None:
+    try:
+        return shutil.disk_usage(SHARED_MEMORY).free
+    except OSError:
+        return None
 
 
 def _weights(folder: Path) -> int | None:

@@ -9,6 +9,7 @@ from relax_infer.placement._autoscale_rules import autoscale_violations
 from relax_infer.placement._demands import Demand, inference_demands, training_demands
 from relax_infer.placement._engine_rules import engine_violations
 from relax_infer.placement._rules import role_violations
+from relax_infer.placement._transport_rules import transport_violations
 from relax_infer.placement.phases import phases_of
 from relax_infer.placement.placed import InferencePlacementPlan, PlacementError, TrainingRole
 from relax_infer.placement.ray_shares import Claim, computed_shares, share_violations
@@ -33,6 +34,7 @@ def plan_inference_placement(recipe: Recipe) -> InferencePlacementPlan:
     """
     demands, training = inference_demands(recipe), training_demands(recipe)
     violations = role_violations(recipe, demands) + unused_layout(recipe)
+    violations += transport_violations(recipe, demands)
     for demand in demands:
         violations += engine_violations(demand, recipe.cluster.gpus_per_node)
     made = arrange(recipe, demands, training)

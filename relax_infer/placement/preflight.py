@@ -55,6 +55,7 @@ def judge(
         *_ports(cluster.facts, asked),
         *_models(cluster.facts),
         *_disk(recipe, cluster.facts),
+        *_shared_memory(recipe, cluster.facts),
         *_router(cluster.facts),
     ]
 
@@ -181,6 +182,24 @@ def _disk(recipe: Recipe, facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         return
     cure = "Free some, lower train.keep_checkpoints, or name another staging.url."
     yield Finding("disk", "missing", f"{about} for staging and checkpoints.", cure)
+
+
+def _shared_memory(recipe: Recipe, facts: Iterable[NodeFacts]) -> Iterator[Finding]:
+    """One bucket for each engine that takes new weights so; all of them may be on one node."""
+    weights = recipe.train.weights
+    if weights.transport != "tensor":
+        return
+    needed = weights.bucket_bytes * recipe.rollout.engine.replicas
+    for node in facts:
+        free = node.shared_memory_free
+        if free is not None and free < needed:
+            yield Finding(
+                f"node {node.node_ip}",
+                "missing",
+                f"{free // 1_000_000} MB of shared memory are free, transport tensor needs"
+                f" {needed // 1_000_000}.",
+                "Make /dev/shm larger (docker: --shm-size), or lower train.weights.bucket_mb.",
+            )
 
 
 def _router(facts: Iterable[NodeFacts]) -> Iterator[Finding]:

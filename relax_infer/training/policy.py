@@ -176,7 +176,7 @@ class PolicyTrainer:
             together,
         )
 
-        device = self._device = choose_device(self.spec.device, self._gpu())
+        device = self._device = choose_device(self.spec.device, self.gpu)
         try:
             start_parallel(device, self.spec, self.rank, self.meeting)
             together(self._make_learner, device)
@@ -201,8 +201,10 @@ class PolicyTrainer:
             model = build_model(self._shape, spec, critic=True).to(self._device)
             self._critic = Critic(model, spec, self._device, spec.critic)
 
-    def _gpu(self) -> int:
-        """Ray shows an actor with a share of a GPU that GPU alone; one without a share, all."""
+    @property
+    def gpu(self) -> int:
+        """Index of its device among those that this process sees: Ray shows an actor with a share
+        of a GPU that GPU alone; one without a share, all."""
         return 0 if self.spec.ray_gpu_fraction else self.spec.bundles[self.rank].gpu_id
 
     def _load(self) -> None:

@@ -22,12 +22,14 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
+from relax_infer.contracts.weights import Seat, SeatAsk
 from relax_infer.engines.place import check_place
 from relax_infer.telemetry import about, configure_actor
 from relax_infer.telemetry.traces import span
 from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
+from relax_infer.training.weight_sender import Group, WeightSender
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
 T = TypeVar("T")
@@ -58,6 +60,8 @@ class TrainerActor:
         self._holder = f"trainer/rank-{rank}"
         self._bound = spec.bundles[rank] if spec.bundles else None
         self._read = read or _read_partition
+        self._host = self._bound.node_ip if self._bound is not None else "127.0.0.1"
+        self._sender = WeightSender(self._host, self._make_group)
         self._operations = Joined[TrainerReport]()
         self._steps = Joined[TrainResult](keep=0)  # the ledger remembers
         self._turn = asyncio.Lock()
@@ -76,8 +80,7 @@ class TrainerActor:
     async def propose(self) -> str:
         """Rank 0: where the ranks are to meet. The same until they have met and parted."""
         if self._served is None:
-            host = self._bound.node_ip if self._bound is not None else "127.0.0.1"
-            self._served = await asyncio.to_thread(_serve, host)
+            self._served = await asyncio.to_thread(_serve, self._host)
         return self._served.address
 
     async def status(self) -> TrainerStatus:
@@ -142,6 +145,17 @@ class TrainerActor:
         self._join(meeting)
         key = (request.step, request.partition, request.digest)
         return await self._steps.ask(key, lambda: self._train(request))
+
+    async def take_seat(self, ask: SeatAsk) -> Seat:
+        """Rank 0: an engine's seat in a group to which weights are sent. Raises as
+        :class:`WeightSender` does; touches nothing of the trainer's own."""
+        return await self._sender.take_seat(ask)
+
+    async def leave_seat(
+        self, key: str, member: str, members: tuple[str, ...], error: str | None
+    ) -> None:
+        """An engine has got everything, or failed, or takes no part."""
+        await self._sender.leave_seat(key, member, members, error)
 
     async def close(self) -> None:
         """Leave the process group; to be asked before the actor is killed."""
@@ -314,6 +328,11 @@ class TrainerActor:
             memory_after=after,
             residual_allowed=None if after is None else SLEEPING_CONTEXTS,
         )
+
+    def _make_group(self, ask: SeatAsk, world: int) -> Group:
+        from relax_infer.training.torch_group import TorchGroup
+
+        return TorchGroup(self._host, ask.backend, world, ask.timeout, self._policy.gpu)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

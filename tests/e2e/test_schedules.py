@@ -71,7 +71,22 @@ async def test_generation_runs_ahead_and_every_batch_is_fresh_enough(wide: tuple
     assert max(behind) > 0, "no step ran ahead"
     assert all(0 <= each <= 2 for each in behind)
     granted = [t.role for t in await transitions(client, handle) if t.event == "GRANTED"]
-    assert [role for role in granted if role != "rollout"] == ["genrm", "teacher", "trainer"]
+    assert sorted(granted) == ["genrm", "rollout", "teacher", "trainer"], "each once"
+
+
+async def test_weights_go_over_a_process_group_to_engines_that_stay_awake(
+    wide: tuple[Stack, Client],
+):
+    stack, client = wide
+    group = {"train.weights.transport": "process_group", "max_staleness": 0}
+    handle = await finished(client, 2, {**AHEAD, **group})
+    files = RunFiles(stack.home, handle.id)
+    assert [version_of(files, step) for step in (1, 2)] == [0, 1]
+    granted = [t.role for t in await transitions(client, handle) if t.event == "GRANTED"]
+    assert granted.count("rollout") == 1
+    lines = "".join(path.read_text() for path in (stack.home / "logs" / handle.id).glob("*.log"))
+    assert [f"weights {version} were sent" in lines for version in (1, 2)] == [True, True]
+    assert "come from disk" not in lines
 
 
 async def test_roles_side_by_side_train_as_well(wide: tuple[Stack, Client]):

@@ -1,6 +1,7 @@
 """A tiny random Qwen3 checkpoint, made without torch, and a group that serves it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,39 +36,44 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def tensors(seed: int) -> dict[str, np.ndarray]:
+def tensors(seed: int, config: Mapping[str, Any] = CONFIG) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
 
     def matrix(rows: int, columns: int) -> np.ndarray:
         return (random.standard_normal((rows, columns)) * 0.1).astype(np.float32)
 
     made = {
-        "model.embed_tokens.weight": matrix(len(VOCABULARY), HIDDEN),
-        "lm_head.weight": matrix(len(VOCABULARY), HIDDEN),
-        "model.norm.weight": np.ones(HIDDEN, np.float32),
+        "model.embed_tokens.weight": matrix(len(VOCABULARY), hidden),
+        "lm_head.weight": matrix(len(VOCABULARY), hidden),
+        "model.norm.weight": np.ones(hidden, np.float32),
     }
-    for layer in range(LAYERS):
+    for layer in range(config["num_hidden_layers"]):
         name = f"model.layers.{layer}"
         made |= {
-            f"{name}.self_attn.q_proj.weight": matrix(HEADS * HEAD, HIDDEN),
-            f"{name}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD, HIDDEN),
-            f"{name}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD, HIDDEN),
-            f"{name}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD),
-            f"{name}.self_attn.q_norm.weight": np.ones(HEAD, np.float32),
-            f"{name}.self_attn.k_norm.weight": np.ones(HEAD, np.float32),
-            f"{name}.mlp.gate_proj.weight": matrix(INNER, HIDDEN),
-            f"{name}.mlp.up_proj.weight": matrix(INNER, HIDDEN),
-            f"{name}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
-            f"{name}.input_layernorm.weight": np.ones(HIDDEN, np.float32),
-            f"{name}.post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
+            f"{name}.self_attn.q_proj.weight": matrix(heads * head, hidden),
+            f"{name}.self_attn.k_proj.weight": matrix(kv_heads * head, hidden),
+            f"{name}.self_attn.v_proj.weight": matrix(kv_heads * head, hidden),
+            f"{name}.self_attn.o_proj.weight": matrix(hidden, heads * head),
+            f"{name}.self_attn.q_norm.weight": np.ones(head, np.float32),
+            f"{name}.self_attn.k_norm.weight": np.ones(head, np.float32),
+            f"{name}.mlp.gate_proj.weight": matrix(inner, hidden),
+            f"{name}.mlp.up_proj.weight": matrix(inner, hidden),
+            f"{name}.mlp.down_proj.weight": matrix(hidden, inner),
+            f"{name}.input_layernorm.weight": np.ones(hidden, np.float32),
+            f"{name}.post_attention_layernorm.weight": np.ones(hidden, np.float32),
         }
     return made
 
 
-def make_checkpoint(folder: Path, seed: int) -> Path:
-    """Hugging Face folder with config, character tokenizer and weights."""
+def make_checkpoint(folder: Path, seed: int, **sizes: int) -> Path:
+    """Hugging Face folder with config, character tokenizer and weights; ``sizes`` are fields of the
+    config."""
+    config = {**CONFIG, **sizes}
     folder.mkdir(parents=True)
-    save_file(tensors(seed), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(tensors(seed, config), weights, metadata={"format": "pt"})
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
@@ -84,7 +90,7 @@ def make_checkpoint(folder: Path, seed: int) -> Path:
             "unk_token": "<pad>",
         },
     }
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,14 @@ import pytest_asyncio
 from relax_infer.contracts.engines import RESIDENT_TAGS, EngineOperation
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken
-from relax_infer.contracts.refs import WeightsRef
-from relax_infer.engines import expected_digest, host_processes, read_request_log
-from relax_infer.engines.actor import EngineActor, ReplicaOutcome
+from relax_infer.engines import expected_digest, host_processes
+from relax_infer.engines.actor import EngineActor
 from relax_infer.engines.canary import compare_canaries
-from relax_infer.engines.control import EngineControl
 from relax_infer.engines.fence import GATED, METADATA, UNGATED
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.release import find_processes
 from relax_infer.machines import ReplicaState
-from tests.engines.checkpoints import group_spec, make_checkpoint
+from tests.engines.real_engine import RealEngine, real_engine
 from tests.engines.sglang_routes import listed_routes
 from tests.engines.walking import Walker, spelled
 
@@ -37,61 +34,10 @@ pytestmark = [
 LONG = 900
 
 
-class RealEngine:
-    """An engine's actor, called in this process, with tokens and operation ids that grow."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.spec = group_spec(folder)
-        self.actor = EngineActor(self.spec, 0)
-        self.counter = 0
-
-    def weights(self, version: int) -> WeightsRef:
-        folder = self.folder / f"version-{version}"
-        return WeightsRef(version=version, uri=f"file://{folder}", digest="")
-
-    async def operate(self, kind: Any, version: int | None = None, **more: Any) -> ReplicaOutcome:
-        self.counter += 1
-        operation: dict[str, Any] = {
-            "group": self.spec,
-            "operation_id": f"op-{self.counter}",
-            "fence": FenceToken(counter=self.counter, grant_id=f"grant-{self.counter}"),
-            "weights": None if version is None else self.weights(version),
-        }
-        return await self.actor.operate(kind, EngineOperation(**{**operation, **more}))
-
-    async def ready(self, version: int) -> str:
-        """The address of the engine, awake with these weights."""
-        outcome = await self.operate("onload", version)
-        assert outcome.report.error is None
-        assert outcome.report.state is ReplicaState.READY
-        assert outcome.report.base_url is not None
-        return outcome.report.base_url
-
-    async def control(self) -> EngineControl:
-        return EngineControl(Path((await self.actor.describe()).socket or ""))
-
-    async def log(self) -> list[dict[str, Any]]:
-        path = (await self.actor.describe()).request_log
-        assert path is not None
-        return list(read_request_log(Path(path)))
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealEngine]:
-    folder = tmp_path_factory.mktemp("real")
-    for version in (0, 1):
-        make_checkpoint(folder / f"version-{version}", seed=version)
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as short:
-        patch.setattr(tempfile, "tempdir", short)
-        patch.setenv("RELAX_HOME", str(folder))
-        made = RealEngine(folder)
-        try:
-            yield made
-        finally:
-            made.spec = made.spec.model_copy(update={"drain_timeout": 10.0})
-            await made.operate("stop")
-            assert HolderFiles(made.spec, 0).holder() is None
+    async with real_engine(tmp_path_factory.mktemp("real")) as made:
+        yield made
 
 
 def modes_of_socket(path: str) -> tuple[int, int]:

@@ -28,6 +28,8 @@ async def test_a_static_engine_refuses_other_weights_before_anything_is_sent(tmp
     judge = SGLangEngine(folder, name="judge", role="genrm", device="cpu", store=tmp_path)
     with pytest.raises(RuntimeError, match="STATIC"):
         await judge.update_weights_from_disk(WeightsRef(version=1, uri="file:///x", digest=""))
+    with pytest.raises(RuntimeError, match="STATIC"):
+        await judge.update_weights_from_tensor(WeightsRef(version=1, uri="file:///x", digest=""))
     assert await judge.health_process() is None
     assert judge.get_url() is None
     assert (await judge.shutdown()).proof == "process_gone"
@@ -76,6 +78,11 @@ async def test_it_answers_sleeps_with_evidence_takes_weights_and_ends_by_proof(e
     url = await engine.update_weights_from_disk(weights)
     assert await engine.get_weight_version() == 1
     assert (await generate(url, "four"))[1]["output_ids"] != first
+    newer = (await generate(url, "five"))[1]["output_ids"]
+    back = WeightsRef(version=2, uri=Path(engine.model_path).as_uri(), digest="")
+    url = await engine.update_weights_from_tensor(back)
+    assert await engine.get_weight_version() == 2
+    assert (await generate(url, "six"))[1]["output_ids"] == first != newer
     assert await engine.abort_requests("nobody") == 0
     missing = WeightsRef(version=9, uri="file:///nowhere/version-9", digest="")
     with pytest.raises(PermanentError, match="version-9"):

@@ -131,6 +131,17 @@ def test_what_a_node_lacks_is_missing(fault: dict[str, Any], name: str, says: st
     assert found.cure
 
 
+def test_buckets_of_weights_need_room_in_shared_memory() -> None:
+    small = cluster(facts=(facts("1", shared_memory_free=64_000_000), facts("2")))
+    assert missing(judge(RECIPE, PLAN, ASKED, small)) == []
+    weights = RECIPE.train.weights.model_copy(update={"transport": "tensor"})
+    train = RECIPE.train.model_copy(update={"weights": weights})
+    recipe = RECIPE.model_copy(update={"train": train})
+    (found,) = missing(judge(recipe, PLAN, ASKED, small))
+    assert (found.name, "shm-size" in found.cure) == ("node 10.0.0.1", True)
+    assert "64 MB of shared memory are free" in found.text
+
+
 def test_a_store_that_is_on_no_disk_is_not_looked_at() -> None:
     told = (facts("1", disk_free=None), facts("2", disk_free=None))
     found = judge(RECIPE, PLAN, ASKED, cluster(facts=told))
@@ -188,6 +199,7 @@ def test_a_node_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = look_at_node(Wanted(store=store, models=folders, ports=6), "n", "127.0.0.1", 2)
     assert found.models == {folders[0]: 4, folders[1]: None}
     assert found.disk_free is not None
+    assert found.shared_memory_free is not None
     assert found.port_fault is None
     assert found.router
     assert [each.devices for each in found.orphans] == [("n/0", "n/1")]

@@ -327,7 +327,7 @@ class ScriptedWorld:
         fault = await self._fault("load_engine_weights")
         if fault == "hold":
             await self._hold()
-        report = self.engines.onload(operation, opens=False)
+        report = self.engines.onload(operation, opens=operation.open_admission)
         if fault in ("die", "die_hidden"):
             hides = fault == "die_hidden"
             report = self.engines.fail(operation, "died while it loaded", hides=hides)
