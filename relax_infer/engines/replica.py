@@ -317,7 +317,7 @@ class EngineReplica:
             raise
         if self.state is ReplicaState.STARTING:
             self._advance(_E.LAUNCHED)
-        self.resident.begin(folder, version)
+        self.resident.begin(folder, weights)
         return True
 
     async def _end(self, token: FenceToken) -> tuple[NodeUse, ...]:

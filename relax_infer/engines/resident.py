@@ -13,7 +13,7 @@ from relax_infer.engines.canary import compare_canaries, take_canary
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.digest import checkpoint_dtype, expected_digest
 from relax_infer.engines.holder import HolderFiles
-from relax_infer.engines.host_tensors import OtherWeights
+from relax_infer.engines.host_tensors import OtherWeights, SentDigest, host_tensors
 from relax_infer.engines.process import local_path
 from relax_infer.engines.seats import Place
 from relax_infer.engines.weight_change import WeightChange
@@ -36,14 +36,16 @@ class Resident:
         """Whether a load has begun and not ended well: the weights may be mixed."""
         self._engine_id, self._files = engine_id, files
         self._folder: Path | None = None
+        self._published = ""
+        """Digest that the folder must have; empty once it was compared, or where none is known."""
         self._loaded = False
         """Whether weights were loaded since the last canary that serves as the reference."""
 
-    def begin(self, folder: Path, version: int | None) -> None:
+    def begin(self, folder: Path, weights: WeightsRef | None) -> None:
         """An engine was started from ``folder``: everything is resident."""
         self.tags = set(RESIDENT_TAGS)
         self.note = None
-        self._hold(folder, version)
+        self._hold(folder, weights)
 
     def forget(self) -> None:
         """The engine is gone."""
@@ -97,7 +99,7 @@ class Resident:
                     await change.from_tensors(folder, weights, spec.weights, ranks)
                 else:
                     await change.from_group(place, weights)
-                self._hold(folder, weights.version)
+                self._hold(folder, weights.model_copy(update={"digest": ""}))  # compared as sent
                 await self.check_weights(control, spec)
             except OtherWeights:
                 self._doubt()
@@ -111,11 +113,12 @@ class Resident:
             else:
                 return
         await control.load(folder, weights.version, token, spec.launch_timeout)
-        self._hold(folder, weights.version)
+        self._hold(folder, weights)
 
-    def _hold(self, folder: Path, version: int | None) -> None:
-        self._folder, self.version, self._loaded = folder, version, True
-        self._unknown = False
+    def _hold(self, folder: Path, weights: WeightsRef | None) -> None:
+        self._folder, self._loaded, self._unknown = folder, True, False
+        self.version = None if weights is None else weights.version
+        self._published = "" if weights is None else weights.digest
 
     def _doubt(self) -> None:
         self.version = self.digest = self.note = None
@@ -136,7 +139,8 @@ class Resident:
             self._loaded = False
 
     async def check_weights(self, control: EngineControl, spec: EngineGroupSpec) -> None:
-        """Read version and digest back and compare them with what they must be.
+        """Read version and digest back and compare them with what they must be, and what was read
+        from the disk with what the trainer published.
 
         Raises:
             PermanentError: they are not.
@@ -152,6 +156,10 @@ class Resident:
                 f"Engine {self._engine_id} says weight version {version}; {self.version} was"
                 f" loaded from {self._folder}."
             )
+        if self._published and spec.weights.verify:
+            assert self._folder is not None
+            await asyncio.to_thread(_check_published, self._folder, self._published)
+        self._published = ""
         digest = await control.weights_digest(spec.launch_timeout)
         expected = await asyncio.to_thread(self._expected_digest, spec)
         if expected is not None and digest != expected:
@@ -168,6 +176,12 @@ class Resident:
             return None
         dtype = spec.server_args.get("dtype") or checkpoint_dtype(Path(spec.model_path))
         return expected_digest(folder, str(dtype))
+
+
+def _check_published(folder: Path, digest: str) -> None:
+    sent = SentDigest()
+    sent.add(sorted(host_tensors(folder), key=lambda tensor: tensor.name))
+    sent.check(digest, folder)
 
 
 def weights_folder(weights: WeightsRef) -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest_asyncio
 from relax_infer.contracts.engines import RESIDENT_TAGS, EngineOperation
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.refs import WeightsRef
 from relax_infer.engines import expected_digest, host_processes
 from relax_infer.engines.actor import EngineActor
 from relax_infer.engines.canary import compare_canaries
@@ -21,6 +23,7 @@ from relax_infer.engines.fence import GATED, METADATA, UNGATED
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.release import find_processes
 from relax_infer.machines import ReplicaState
+from relax_infer.training.hf_folder import weights_digest
 from tests.engines.real_engine import RealEngine, real_engine
 from tests.engines.sglang_routes import listed_routes
 from tests.engines.walking import Walker, spelled
@@ -274,6 +277,23 @@ async def test_weights_that_are_not_those_of_the_files_are_never_called_current(
     assert "digest" in (report.error or "")
     outcome = await engine.operate("load_weights", 1)
     assert (outcome.report.state, outcome.report.error) == (ReplicaState.READY, None)
+
+
+async def test_files_that_are_not_what_the_trainer_published_are_never_sampled_from(engine):
+    """One bit of a number: what the engine holds is what the files hold, and neither is right."""
+    await engine.ready(0)
+    spoilt = engine.folder / "version-1-spoilt"
+    shutil.copytree(engine.folder / "version-1", spoilt)
+    published = weights_digest(spoilt)
+    path = spoilt / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    weights = WeightsRef(version=1, uri=f"file://{spoilt}", digest=published)
+    outcome = await engine.operate("onload", weights=weights)
+    assert outcome.report.state is ReplicaState.FAILED
+    assert f"The weights in {spoilt} have digest" in (outcome.report.error or "")
+    whole = engine.weights(1).model_copy(update={"digest": published})
+    again = await engine.operate("onload", weights=whole)
+    assert (again.report.state, again.report.error) == (ReplicaState.READY, None)
 
 
 async def test_a_load_that_cannot_be_done_fails_the_replica_which_then_lets_go_by_ending(engine):

@@ -39,7 +39,7 @@ class Loading:
         self.folder, self.engine, self.control = folder, engine, control
         self.spec = group_spec(folder)
         self.resident = Resident("policy/replica-0", HolderFiles(self.spec, 0))
-        self.resident.begin(folder / "version-0", 0)
+        self.resident.begin(folder / "version-0", WeightsRef(version=0, uri="", digest=""))
         self.sender = WeightSender("127.0.0.1", engine.wire.group)
         self.loads = 0
 
@@ -107,7 +107,9 @@ async def test_a_bucket_that_is_lost_or_spoilt_is_made_good_from_disk(
     for which in range(buckets(loading.folder)):
         loading.by(transport)
         loading.engine.faults[UPDATE[transport]] = [*[""] * which, fault]
-        loading.resident.begin(loading.folder / "version-0", 0)
+        loading.resident.begin(
+            loading.folder / "version-0", WeightsRef(version=0, uri="", digest="")
+        )
         loading.engine.calls.clear()
         await loading.load()
         assert loading.engine.faults[UPDATE[transport]] == []

@@ -99,7 +99,7 @@ class Replica(EngineReplica):
         )
         self._advance(ReplicaEvent.LAUNCHED)
         assert op.weights is not None
-        self.resident.begin(Path(op.weights.uri), op.weights.version)
+        self.resident.begin(Path(op.weights.uri), op.weights)
         return True
 
 
