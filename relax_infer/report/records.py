@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from typing import cast
 
 from fsspec.core import url_to_fs
 
@@ -90,7 +91,11 @@ def read_records(store_url: str, run: str, wanted: StepRange = ALL) -> RunRecord
             cure=f"It has steps {numbered[0][0]} to {numbered[-1][0]}.",
         )
     recipe_path = f"{folder}/recipe.json"
-    recipe = json.loads(filesystem.cat_file(recipe_path)) if filesystem.exists(recipe_path) else {}
+    recipe = (
+        _recipe(recipe_path, filesystem.cat_file(recipe_path))
+        if filesystem.exists(recipe_path)
+        else {}
+    )
     # All at once: a remote store would take a round trip for each.
     contents = filesystem.cat([path for _, path in chosen])
     steps = tuple(_record(path, contents[path]) for _, path in chosen)
@@ -101,6 +106,16 @@ def read_records(store_url: str, run: str, wanted: StepRange = ALL) -> RunRecord
         store=RunRef(run=run, store=store_url),
         wanted=wanted,
     )
+
+
+def _recipe(path: str, content: bytes) -> dict[str, object]:
+    try:
+        recipe = json.loads(content)
+    except ValueError as error:
+        raise PermanentError(f"{path} is no JSON: {error}", cure="Was it cut short?") from error
+    if not isinstance(recipe, dict):
+        raise PermanentError(f"{path} is {type(recipe).__name__}, and no recipe.")
+    return cast("dict[str, object]", recipe)
 
 
 def _record(path: str, content: bytes) -> StepRecord:

@@ -121,9 +121,18 @@ class StagingStore:
         return table
 
     def peek(self, name: str) -> pa.Table:
-        """The table of that name, for people: nothing says that it is the one it should be."""
+        """The table of that name, for people: nothing says that it is the one it should be.
+
+        Raises:
+            PermanentError: it is no table.
+        """
         content = self._filesystem.cat_file(f"{self._root}/{name}")
-        return pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        try:
+            return pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        except pa.ArrowException as error:
+            raise PermanentError(
+                f"{self.url(name)} is no Arrow file: {error}", cure="Was it cut short or changed?"
+            ) from error
 
     def browse(self, name: str) -> pa.Table:
         """As :meth:`peek`; of a local file only what is looked at is read."""

@@ -168,3 +168,10 @@ def test_the_recipe_s_values_stand_under_the_keys_that_set_takes(store: str, tmp
     for key, value in (("train.learning_rate", "0.001"), ("train.lora", "null"), ("stops", "[]")):
         assert f'<td>{key}</td><td class="left wrap"><code>{value}</code>' in text
     assert evil not in text
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"name":'])
+def test_a_recipe_that_cannot_be_read_is_named(store: str, tmp_path: Path, content: str):
+    keep(store, a_record(1)).write_bytes("recipe.json", content.encode())
+    with pytest.raises(PermanentError, match=r"recipe\.json is"):
+        write_report(store, RUN, tmp_path / "report.html")

@@ -105,6 +105,12 @@ def test_a_shard_that_was_changed_is_set_aside_and_its_group_is_missing(
     assert store.read_table(ref).column("sample").to_pylist() == [1.0, 1.0]
 
 
+def test_a_file_that_is_no_table_is_named(store: StagingStore):
+    store.write_bytes("steps/1/scored.arrow", b"ARROW1 and then nothing")
+    with pytest.raises(PermanentError, match=r"scored\.arrow is no Arrow file"):
+        store.peek("steps/1/scored.arrow")
+
+
 def test_what_a_phase_became_is_known_by_its_digest(store: StagingStore, tmp_path: Path):
     store.write_shard(1, "generated", 0, 1, TABLE)
     ref = store.compact(1, "generated")
