@@ -16,6 +16,12 @@ ACTOR_SECONDS = 90.0
 DYING_SECONDS = 5.0
 """For Ray to give up the name of an actor that was killed."""
 
+_GONE = (
+    "Is {} up (`ray status`)? It is found again once it is back; if it never comes back and its"
+    " processes are known to be gone, `relax-infer resolve` with --confirm-released goes on without"
+    " it."
+)
+
 
 class ActorGone(UnconfirmedError):
     """The actor has died; its server may live."""
@@ -30,25 +36,26 @@ async def node_actor(spec: EngineGroupSpec, replica: int, node: int = 0) -> Any:
     """
     from ray.exceptions import RayActorError
 
-    name = spec.actor_name(replica, node)
+    bound = spec.node_bundles(replica, node)[0]
+    name = f"{spec.actor_name(replica, node)}, bound to GPU {bound.gpu_id} of node {bound.node_ip},"
     dying_until = asyncio.get_running_loop().time() + DYING_SECONDS
     while True:
         actor = await asyncio.to_thread(_find_or_make, spec, replica, node)
         try:
             await asyncio.wait_for(actor.ping.remote(), ACTOR_SECONDS)
         except TimeoutError as error:
-            bound = spec.node_bundles(replica, node)[0]
             raise TransientError(
-                f"Engine actor {name}, bound to GPU {bound.gpu_id} of node {bound.node_ip}, did not"
-                f" answer within {ACTOR_SECONDS:.0f} s.",
-                cure=f"Is {bound.node_ip} up (`ray status`)? It is found again once it is back; if"
-                " it never comes back and its processes are known to be gone, `relax-infer resolve`"
-                " with --confirm-released goes on without it.",
+                f"Engine actor {name} did not answer within {ACTOR_SECONDS:.0f} s.",
+                cure=_GONE.format(bound.node_ip),
             ) from error
         except RayActorError as error:
             # It was dying when it was found; nothing was asked of it yet.
             if asyncio.get_running_loop().time() > dying_until:
-                raise TransientError(f"Engine actor {name} dies at its start: {error}") from error
+                told = " ".join(str(error).split())
+                raise TransientError(
+                    f"Engine actor {name} dies at its start: {told}",
+                    cure=_GONE.format(bound.node_ip),
+                ) from error
             await asyncio.sleep(0.1)
         else:
             return actor

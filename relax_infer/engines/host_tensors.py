@@ -47,29 +47,45 @@ Bucket = tuple[HostTensor, ...]
 
 
 def host_tensors(folder: Path) -> list[HostTensor]:
-    """Every tensor of the folder's ``*.safetensors``, in name order
-    (https://huggingface.co/docs/safetensors, "Format").
+    """Every tensor of the folder's ``*.safetensors``, in name order.
 
     Raises:
-        PermanentError: no weights there, or a file that is not safetensors.
+        PermanentError: no weights there, a tensor in two files, or a file that is not safetensors.
     """
     found: dict[str, HostTensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with path.open("rb") as file:
-                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            start = 8 + int.from_bytes(mapped[:8], "little")
-            header: dict[str, Any] = json.loads(bytes(mapped[8:start]))
-        except (OSError, ValueError) as error:
-            raise PermanentError(f"{path} cannot be read as safetensors: {error}.") from error
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            data = mapped[start + begin : start + end]
-            found[name] = HostTensor(name, entry["dtype"], tuple(entry["shape"]), data)
+        for tensor in file_tensors(path):
+            if tensor.name in found:
+                raise PermanentError(f"{folder}: tensor {tensor.name} is in more than one file.")
+            found[tensor.name] = tensor
     if not found:
-        raise PermanentError(f"{folder} holds no *.safetensors with weights.")
+        raise PermanentError(
+            f"{folder} holds no *.safetensors with weights.",
+            cure="Give a Hugging Face folder whose weights are safetensors.",
+        )
     return [found[name] for name in sorted(found)]
+
+
+def file_tensors(path: Path) -> list[HostTensor]:
+    """Of one file, in its header's order (https://huggingface.co/docs/safetensors, "Format").
+
+    Raises:
+        PermanentError: it is not safetensors.
+    """
+    try:
+        with path.open("rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        start = 8 + int.from_bytes(mapped[:8], "little")
+        header: dict[str, Any] = json.loads(bytes(mapped[8:start]))
+    except (OSError, ValueError) as error:
+        raise PermanentError(f"{path} cannot be read as safetensors: {error}.") from error
+    header.pop("__metadata__", None)
+    found: list[HostTensor] = []
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        data = mapped[start + begin : start + end]
+        found.append(HostTensor(name, entry["dtype"], tuple(entry["shape"]), data))
+    return found
 
 
 def cut(tensors: Iterable[HostTensor], limit: int) -> list[Bucket]:
@@ -117,12 +133,16 @@ class SentDigest:
             self._hasher.update(f"{each.name}\n{each.dtype}\n{shape}\n".encode())
             self._hasher.update(each.data)
 
+    @property
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
     def check(self, expected: str, folder: Path) -> None:
         """Raises :class:`OtherWeights`: others than the trainer published were sent. Those of an
         unknown digest (empty) are not compared."""
-        digest = self._hasher.hexdigest()
-        if expected and digest != expected:
+        if expected and self.digest != expected:
             raise OtherWeights(
-                f"The weights in {folder} have digest {digest}; the trainer published {expected}.",
+                f"The weights in {folder} have digest {self.digest}; the trainer published"
+                f" {expected}.",
                 cure="Somebody changed the folder: no engine may load from it.",
             )

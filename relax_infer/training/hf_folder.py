@@ -1,9 +1,7 @@
 """Hugging Face folders: digest, tensors in, a new folder out. Light: torch only where it reads or
 writes tensors."""
 
-import hashlib
 import json
-import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.engines.host_tensors import SentDigest, file_tensors, host_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -33,39 +32,9 @@ def weights_digest(folder: Path) -> str:
     Raises:
         PermanentError: no weights there, a tensor in two files, or a file that is not safetensors.
     """
-    tensors: dict[str, tuple[dict[str, Any], memoryview]] = {}
-    for path in sorted(folder.glob(_WEIGHTS)):
-        for name, entry, data in _entries(path):
-            if name in tensors:
-                raise PermanentError(f"{folder}: tensor {name} is in more than one file.")
-            tensors[name] = (entry, data)
-    if not tensors:
-        raise PermanentError(
-            f"{folder} holds no *.safetensors with weights.",
-            cure="Give a Hugging Face folder whose weights are safetensors.",
-        )
-    hasher = hashlib.sha256()
-    for name in sorted(tensors):
-        entry, data = tensors[name]
-        hasher.update(f"{name}\n{entry['dtype']}\n{json.dumps(entry['shape'])}\n".encode())
-        hasher.update(data)
-    return hasher.hexdigest()
-
-
-def _entries(path: Path) -> list[tuple[str, dict[str, Any], memoryview]]:
-    try:
-        with path.open("rb") as file:
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        start = 8 + int.from_bytes(mapped[:8], "little")
-        header: dict[str, Any] = json.loads(bytes(mapped[8:start]))
-    except (OSError, ValueError) as error:
-        raise PermanentError(f"{path} cannot be read as safetensors: {error}.") from error
-    header.pop("__metadata__", None)
-    found: list[tuple[str, dict[str, Any], memoryview]] = []
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        found.append((name, entry, mapped[start + begin : start + end]))
-    return found
+    sent = SentDigest()
+    sent.add(host_tensors(folder))
+    return sent.digest
 
 
 class FolderTensors(Mapping[str, "torch.Tensor"]):
@@ -173,9 +142,9 @@ def finish_folder(target: Path) -> str:
     where: dict[str, str] = {}
     total = 0
     for part, name in zip(parts, names, strict=True):
-        for tensor, _, data in _entries(part):
-            where[tensor] = name
-            total += len(data)
+        for tensor in file_tensors(part):
+            where[tensor.name] = name
+            total += len(tensor.data)
         part.rename(partial / name)
     if len(parts) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
@@ -198,7 +167,7 @@ def unfinished(target: Path) -> Path:
 
 
 def _names(path: Path) -> list[str]:
-    return [name for name, _, _ in _entries(path)]
+    return [tensor.name for tensor in file_tensors(path)]
 
 
 def sync_tree(folder: Path) -> None:
