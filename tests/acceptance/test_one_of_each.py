@@ -35,9 +35,9 @@ async def test_the_same_gateway_class_serves_rollout_genrm_and_teacher(
     served: list[str] = []
 
     class Noted(InferenceGatewayHandler):
-        async def generate(self, *arguments: Any) -> Any:
+        def plan(self, *arguments: Any) -> Any:
             served.append(str(self.role))
-            return await super().generate(*arguments)
+            return super().plan(*arguments)
 
     monkeypatch.setattr(app, "InferenceGatewayHandler", Noted)
     async with gateway() as front, engine(echo) as upstream:
