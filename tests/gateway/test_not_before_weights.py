@@ -131,7 +131,7 @@ class Room:
             operation_id=f"load-{version}",
             group=self.spec,
             fence=TOKEN,
-            weights=WeightsRef(version=version, uri=str(self.folder), digest=f"digest-{version}"),
+            weights=WeightsRef(version=version, uri=str(self.folder), digest=""),
         )
 
     async def publish(self) -> ReplicaState:

@@ -212,7 +212,7 @@ def _replica(engine: Engine, host: _Host) -> Any:
     replica.spec, replica.replica, replica.files, replica.closed = SPEC, 0, host, host
     replica.head, replica.nodes = head, ReplicaNodes(head)
     replica.resident = _resident(engine, host)
-    replica.error = "it failed" if engine.error else None
+    replica.error, replica._sender = "it failed" if engine.error else None, None
     replica.pulse = SimpleNamespace(begin=lambda: None, silence=_no_silence)
     replica.reports, replica.state = ReplicaReports(replica), engine.state
     return replica
