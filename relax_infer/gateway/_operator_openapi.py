@@ -1,5 +1,6 @@
 """The operator's routes, for the OpenAPI description."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from relax_infer.discovery import Role
@@ -19,15 +20,16 @@ _ERRORS = {
 }
 
 
-def operator_paths() -> _Json:
-    """Of a gateway whose environment names a token; without one there are no such routes."""
+def operator_paths(roles: Iterable[Role]) -> _Json:
+    """Of a gateway whose environment names a token; without one they answer 404."""
     paths: _Json = {}
-    for role in Role:
+    for role in roles:
         for direction in ("out", "in"):
             path = f"/{role}/scale_{direction}"
             paths[path] = {"post": _scale(role, direction)}
             paths[f"{path}/{{request_id}}"] = {"get": _look(role, direction)}
-    paths["/rollout/recover_rollout_engines"] = {"post": _recover()}
+        if role is Role.ROLLOUT:
+            paths["/rollout/recover_rollout_engines"] = {"post": _recover()}
     return paths
 
 

@@ -50,22 +50,21 @@ _TOKEN: list[_Json] = [{}, {"token": []}]
 _HELD_BACK = ("x-request-id", "traceparent")
 
 
-def document(roles: Iterable[Role] = tuple(Role), *, operator: bool = False) -> _Json:
-    """OpenAPI 3.1. ``operator``: with the routes of whoever has the operator's token."""
+def document(roles: Iterable[Role] = tuple(Role)) -> _Json:
+    """OpenAPI 3.1."""
     paths: dict[str, _Json] = {
         "/healthz": {"get": _process("health", "The process answers", _free_object())},
         "/metrics": {"get": _metrics("metrics", "All counters, for Prometheus")},
         "/openapi.json": {"get": _guarded(_process("openapi", "This document", _free_object()))},
     }
+    roles = tuple(roles)
     for role in roles:
         for route in routes_of(role):
             operation = _operation(role, route) | {"security": _TOKEN}
             paths[f"/{role}{route.path}"] = {route.method.lower(): operation}
-    schemas, security = _schemas(), {"token": {"type": "http", "scheme": "bearer"}}
-    if operator:
-        paths |= operator_paths()
-        schemas |= operator_schemas()
-        security |= SECURITY
+    paths |= operator_paths(roles)
+    schemas = _schemas() | operator_schemas()
+    security = {"token": {"type": "http", "scheme": "bearer"}} | SECURITY
     return {
         "openapi": "3.1.0",
         "info": {
@@ -315,7 +314,7 @@ def _schemas() -> _Json:
 
 def page() -> str:
     """The committed file."""
-    return json.dumps(document(operator=True), indent=1) + "\n"
+    return json.dumps(document(), indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ async def failure(client: Client, handle: Handle) -> str:
         return seen.batch is not None and seen.batch.state == "FAILED"
 
     await until(lambda: blocked(handle))
-    await until(failed)
+    await until(failed, seconds=150)
     await until(lambda: blocked(handle))
     seen = await lease(client, handle)
     assert seen.batch is not None

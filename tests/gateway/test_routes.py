@@ -90,7 +90,7 @@ async def test_the_description_is_the_committed_file_and_names_every_route() -> 
         for role in Role
         for direction in ("out", "in")
         for method, operation in (("POST", ""), ("GET", "/{request_id}"))
-    }
+    } | {("POST", "/rollout/recover_rollout_engines")}
     public = {(method, f"/{role}{path}") for role, method, path in PUBLIC}
     assert described == public | process | scaling
     assert openapi.document() == committed
