@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from relax_infer.samples.tasks import Problem, Task
 Addresses = Callable[[], Awaitable[Sequence[str]]]
 """URLs of the policy's replicas that answer now."""
 _ERROR_SHOWN = 300
+log = logging.getLogger(__name__)
 
 
 async def nobody() -> Sequence[str]:
@@ -99,8 +100,10 @@ class Episodes:
                     response.finish = "length"
                     break
         finally:
-            with suppress(Exception):  # the episode is over whatever its environment says to that
+            try:
                 await environment.close()
+            except Exception:  # the episode is over whatever its environment says to that
+                log.warning("%s: its environment cannot be closed", where, exc_info=True)
         known: dict[str, Any] = json.loads(problem.metadata)
         return response, json.dumps({**known, EPISODE: asdict(episode)})
 
@@ -138,6 +141,9 @@ class Episodes:
             turn = await asyncio.wait_for(
                 environment.step(text, answer.ids), self._plan.step_timeout
             )
+            _check(turn)
+            if turn.reward is not None:
+                episode.reward = float(turn.reward)
         except RelaxError:
             raise  # it is the recipe that is wrong
         except TimeoutError:
@@ -146,8 +152,6 @@ class Episodes:
         except Exception as error:
             episode.error = f"{type(error).__name__}: {error}"[:_ERROR_SHOWN]
             return None
-        if turn.reward is not None:
-            episode.reward = float(turn.reward)
         if not turn.done and not turn.observation:
             episode.error = "it neither ended the episode nor said anything"
             return None
@@ -169,3 +173,9 @@ class Episodes:
             raise TransientError("no engine of the policy answers")
         key = f"g{group}/s{sample}"
         return max(urls, key=lambda url: hashlib.sha256(f"{url}|{key}".encode()).digest())
+
+
+def _check(turn: Any) -> None:
+    """Environments are written by others."""
+    if not isinstance(turn, Turn) or not isinstance(turn.observation, str):
+        raise TypeError(f"step gave {turn!r}, and no Turn with a text")

@@ -88,4 +88,10 @@ class Sort4Task:
         return decode(ids)
 
     def turn(self, text: str) -> list[int]:
-        return encode(text)
+        try:
+            return encode(text)
+        except (KeyError, ValueError) as error:
+            raise PermanentError(
+                f"rollout.environment says {text!r}: tiny.sort4 knows 22 characters and no words.",
+                cure='With retry set rollout.environment.config.again, for instance to "?".',
+            ) from error

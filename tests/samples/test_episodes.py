@@ -42,6 +42,10 @@ class Scripted:
                 await asyncio.sleep(60)
             case "mute":
                 return Turn()
+            case "none":
+                return None  # type: ignore[return-value]
+            case "words":
+                return Turn(done=True, reward="much")  # type: ignore[arg-type]
             case "unworthy":
                 return Turn(done=True)
             case _:
@@ -146,6 +150,8 @@ async def test_an_answer_that_hit_its_limit_is_not_answered(
         ("hang", "environment: no answer within 0.1 s"),
         ("mute", "environment: it neither ended the episode nor said anything"),
         ("unworthy", "environment: it gave no reward"),
+        ("none", "environment: TypeError: step gave None, and no Turn with a text"),
+        ("words", "environment: ValueError: could not convert string to float: 'much'"),
     ],
 )
 async def test_an_environment_that_fails_leaves_a_sample_without_a_score_and_is_closed(
@@ -228,6 +234,11 @@ def test_what_retry_does_not_know_and_what_cannot_be_imported_is_named():
         plan = recipe.rollout.environment.model_copy(update={"source": source})
         with pytest.raises(PermanentError, match=words):
             environment_maker(plan)
+
+
+def test_words_that_the_tiny_policy_cannot_read_are_refused():
+    with pytest.raises(PermanentError, match=r"rollout\.environment says 'Try again\.'"):
+        load_task(recipe_with("retry", {})).turn("Try again.")
 
 
 @pytest.mark.parametrize(
