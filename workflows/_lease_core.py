@@ -41,6 +41,8 @@ class LeaseCore:
         self._asked = int(carried.get("asked", 0))
         self._reconciling: set[str] = set()
         self._hints: set[str] = set()
+        self._told: set[str] = set()
+        """BLOCKED roles that the run waits for a person to look at."""
         self._doubted: set[str] = set(carried.get("doubted", []))
         """Roles whose evidence of release contradicted them."""
         self._trainer = TrainerRole(start.trainer) if start.trainer else None
@@ -110,8 +112,8 @@ class LeaseCore:
             show_state(LeaseState.BLOCKED)
             reasons = "; ".join(f"{r}: {book.roles[r].reason}" for r in book.blocked)
             doing = (
-                f"**BLOCKED.** {reasons}. The pool stays reserved; probes go on for"
-                f" {self._start.reconcile_timeout:.0f} s, then a person decides:\n\n"
+                f"**BLOCKED.** {reasons}. The pool stays reserved and probes go on; a person is"
+                f" asked after {self._start.reconcile_timeout:.0f} s, and decides with:\n\n"
                 f"`relax-infer resolve {self._start.run.run} --who NAME --why TEXT"
                 " --confirm-released`"
             )

@@ -13,6 +13,9 @@ from relax_infer.machines import LeaseEvent, LeaseState
 from workflows._failures import PERMANENT, UNCONFIRMED, fail, kind_of, text_of
 from workflows._lease_core import LeaseCore
 
+PAUSE, SLOW_PAUSE = 10.0, 600.0
+"""Most seconds between two probes of a role in doubt, before and after the run was told."""
+
 
 class LeaseProving(LeaseCore):
     """A BLOCKED lease: nobody is granted the pool until it is known again who holds it."""
@@ -30,31 +33,49 @@ class LeaseProving(LeaseCore):
         # A timer, not a clock: after a workflow task that timed out the clock shows the time of an
         # earlier one, and another in replay.
         patience = asyncio.create_task(workflow.sleep(self._start.reconcile_timeout))
+        in_time = workflow.patched("told-in-time")
+        telling = asyncio.create_task(self._tell_when(role, patience)) if in_time else None
         try:
-            await self._probe_until_known(role, patience)
+            await self._probe_until_known(role, patience, in_time)
         finally:
             patience.cancel()
+        if telling is not None:
+            await telling
+        if role in self._told:
+            self._told.discard(role)
+            await self._tell_run("lease_unblocked")
+        self._show()
 
-    async def _probe_until_known(self, role: str, patience: "asyncio.Task[None]") -> None:
-        pause, told = 0.5, False
+    async def _probe_until_known(
+        self, role: str, patience: "asyncio.Task[None]", in_time: bool
+    ) -> None:
+        pause = 0.5
         while role in self._book.blocked:
             self._hints.discard(role)
             await self._reconcile_once(role)
             if role not in self._book.blocked:
                 break
-            if not told and patience.done():
-                await self._tell_run("lease_blocked")
-                told = True
-            # A person may take days: probes of our own end then, and the role says when to look.
+            if not in_time and patience.done():
+                await self._tell(role)
+            # A person may take days, and the role says when to look; a hint may be lost.
+            told = role in self._told
+            timeout = None if told and not in_time else timedelta(seconds=pause)
             with suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda: role in self._hints or role not in self._book.blocked,
-                    timeout=None if told else timedelta(seconds=pause),
+                    lambda: role in self._hints or role not in self._book.blocked, timeout=timeout
                 )
-            pause = min(2 * pause, 10.0)
-        if told:
-            await self._tell_run("lease_unblocked")
-        self._show()
+            pause = min(2 * pause, SLOW_PAUSE if told else PAUSE)
+
+    async def _tell_when(self, role: str, patience: "asyncio.Task[None]") -> None:
+        """At its time, also while a probe waits for an engine that does not answer."""
+        with suppress(asyncio.CancelledError):
+            await patience
+            await self._tell(role)
+
+    async def _tell(self, role: str) -> None:
+        if role in self._book.blocked and role not in self._told:
+            self._told.add(role)
+            await self._tell_run("lease_blocked")
 
     async def _reconcile_once(self, role: str) -> None:
         """One probe under the role's token; only what it proves changes the book, a release by its

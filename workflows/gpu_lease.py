@@ -78,9 +78,13 @@ class GpuLease(LeaseProving):
     async def holder_lost(self, lost: HolderLost) -> None:
         """A role that holds the pool waits for proof or a person; what holds it is in doubt."""
         role = self._book.roles.get(lost.role)
-        if role is not None and role.state is LeaseState.ACTIVE:
+        if role is None:
+            return
+        if role.state is LeaseState.ACTIVE:
             self._book.record(lost.role, LeaseEvent.OPERATION_FAILED, workflow.time(), lost.why)
             await self._wait_until_known(lost.role)
+        elif role.state is LeaseState.BLOCKED and workflow.patched("lost-is-a-hint"):
+            self._hints.add(lost.role)  # in doubt already: what is lost now may have let go
 
     @workflow.signal
     def holder_known(self, role: str) -> None:

@@ -81,20 +81,22 @@ async def test_scoring_or_validation_fails(working: Working, name: str):
     assert world.violations == []
 
 
-@pytest.mark.parametrize("lets_go", [True, False])
-async def test_producer_fails_after_the_batch_began(working: Working, lets_go: bool):
+@pytest.mark.parametrize("lets_go", ["at once", "soon", "after a person was called"])
+async def test_producer_fails_after_the_batch_began(working: Working, lets_go: str):
     """The policy's engines let go all the same; unless that is proved the lease stays reserved."""
-    world = ScriptedWorld(reconcile_timeout=1.0)
+    world = ScriptedWorld(reconcile_timeout=5.0 if lets_go == "soon" else 0.2)
     world.faults["generate_groups"] = ["hang", "refuse"]
     async with working(world) as client:
         handle = await start(client, steps=1)
         await world.stuck.wait()
-        if not lets_go:
+        if lets_go != "at once":
             world.engines.engines["rollout", 0].hides = True
             world.faults["offload_engines"] = ["wedge"]
         world.freed.set()
-        if not lets_go:
+        if lets_go != "at once":
             await until(lambda: role_is(client, handle, "rollout", "BLOCKED"))
+            if lets_go != "soon":
+                await until(lambda: blocked(handle))
             seen = await lease(client, handle)
             assert seen.batch is not None
             assert (seen.batch.state, seen.batch.rollout_released) == ("PENDING", False)

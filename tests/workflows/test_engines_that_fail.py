@@ -224,6 +224,23 @@ async def test_without_proof_the_lease_is_blocked_and_goes_on_as_soon_as_there_i
     nothing_was_broken(world)
 
 
+async def test_the_run_is_told_in_time_also_while_a_probe_gets_no_answer(working: Working):
+    world = ScriptedWorld(reconcile_timeout=0.5, operation_timeout=600.0)
+    world.faults["judge_samples"] = ["kill_engine"]
+    judge = world.engines.engines["genrm", 0]
+    judge.hides = True
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        world.faults["probe_engines"] = ["hang"]
+        await world.stuck.wait()
+        await until(lambda: blocked(handle))
+        judge.hides = False
+        world.freed.set()
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    nothing_was_broken(world)
+
+
 async def role_is(client: Client, handle: Handle, role: str, state: str) -> bool:
     try:
         seen = await lease(client, handle)
