@@ -50,7 +50,9 @@ async def open_transfer_queue(run: RunRef) -> RunRef:
 
 @activity.defn
 async def publish_batch(request: PublishRequest) -> PublishResult:
-    """The scored rows under their keys in the step's partition, read back."""
+    """The scored rows under their keys in the step's partition, read back. A queue that died is
+    made again first; what other runs had in it they put back themselves."""
+    await open_queue()
     table = await asyncio.to_thread(store_of(request.run).read_table, request.scored)
     return await publish(partition_name(request.run.run, request.step), table)
 

@@ -15,8 +15,8 @@ from relax_infer.placement import (
     bind_plan,
     model_placement,
     plan_inference_placement,
-    release_pools,
 )
+from relax_infer.placement.standing import keep_pools, let_go_of_pools
 
 
 @activity.defn
@@ -35,6 +35,7 @@ async def bind_placement(plan: RunPlan) -> Binding:
     (trained,) = [t for t in placed.training if t.role == "trainer"]
     rows = pools[trained.pool][trained.bundle_start : trained.bundle_stop]
     trainer = plan.trainer.model_copy(update={"bundles": tuple(rows)})
+    await keep_pools(plan.run, pools)
     bound = plan.model_copy(update={"groups": groups, "trainer": trainer})
     return Binding(
         placement_group=plan.trainer.placement_group, plan=bound, placement=placed.to_dict()
@@ -83,8 +84,8 @@ def require_whole_nodes(group: EngineGroupSpec, replica: int) -> None:
 
 @activity.defn
 async def release_placement(run: RunRef) -> RunRef:
-    """Every placement group of the run is removed."""
-    await release_pools(run.run)
+    """Every placement group of the run is removed; nobody makes one again."""
+    await let_go_of_pools(run)
     return run
 
 

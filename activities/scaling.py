@@ -17,7 +17,8 @@ from relax_infer.contracts.scale import (
 )
 from relax_infer.engines import EngineGroup
 from relax_infer.engines.orphans import need_free_devices
-from relax_infer.placement import bind_pool, release_pool
+from relax_infer.placement import bind_pool
+from relax_infer.placement.standing import keep_pools, let_go_of_pool
 
 
 @activity.defn
@@ -35,26 +36,28 @@ async def bind_added_replica(ask: PlacementAsk) -> PlacementAnswer:
 
     clock = asyncio.get_running_loop().time
     deadline = clock() + ask.timeout
+    strategy = "STRICT_PACK" if group.nodes_per_replica == 1 else "PACK"
     try:
         rows = await bind_pool(
             ask.run.run,
             group.gpus_per_replica,
             ask.timeout,
             pool=pool,
-            strategy="STRICT_PACK" if group.nodes_per_replica == 1 else "PACK",
+            strategy=strategy,
             check=check,
         )
     except PermanentError as error:
         late = clock() >= deadline
         failure = ScaleFailure.PROVISION_TIMEOUT if late else ScaleFailure.PROVISION_FAILED
         return PlacementAnswer(failure=failure, why=str(error))
+    await keep_pools(ask.run, {pool: rows}, strategy)
     return PlacementAnswer(placement=placed(rows))
 
 
 @activity.defn
 async def release_added_replica(ask: PlacementAsk) -> PlacementAnswer:
     """Remove the replica's placement group, with every actor in it; nothing if there is none."""
-    await release_pool(ask.run.run, ask.timeout, added_pool(ask.group, ask.replica))
+    await let_go_of_pool(ask.run, added_pool(ask.group, ask.replica), ask.timeout)
     return PlacementAnswer()
 
 

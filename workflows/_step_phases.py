@@ -1,6 +1,6 @@
 """Phases of a step that may be asked for again, as often as the recipe says."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -48,13 +48,20 @@ class StepPhases:
         self._front = await ENSURE_FRONT(self._plan.run, summary="router and gateway")
 
     async def run(
-        self, call: Call[I, O], make: Callable[[], I], summary: str, *, role: str | None = None
+        self,
+        call: Call[I, O],
+        make: Callable[[], I],
+        summary: str,
+        *,
+        role: str | None = None,
+        restore: Callable[[], Awaitable[object]] | None = None,
     ) -> O:
         """The phase's answer.
 
         Args:
             make: its request, made anew for every attempt: the front may have moved.
             role: whose engines it needs; None: none of ours.
+            restore: brings back what else it needs, before another attempt.
 
         Raises:
             ActivityError: it cannot be had, or not in the recipe's number of attempts.
@@ -77,6 +84,8 @@ class StepPhases:
                 if role is not None:
                     await self._until_ready(role, error)
                 await self.ensure_front()
+                if restore is not None:
+                    await restore()
         raise AssertionError("unreachable")
 
     async def _until_ready(self, role: str, error: ActivityError) -> None:

@@ -238,7 +238,9 @@ class TrainingStep:
             digest=self._published.digest,
         )
         self._journal.show(f"trains on {request.keys} samples")
-        trained = await self._phases.run(TRAIN_STEP, lambda: request, "train")
+        trained = await self._phases.run(
+            TRAIN_STEP, lambda: request, "train", restore=self._put_rows_back
+        )
         await self._gpus.done_with("trainer")
         breach = self._plan.logprob_bound.breach(trained.logprob_gap, trained.logprob_gap_max)
         if breach is not None:
@@ -246,6 +248,11 @@ class TrainingStep:
         self._journal.note(
             training=trained, weights=trained.weights, alarms=(breach,) if breach else ()
         )
+
+    async def _put_rows_back(self) -> None:
+        """TransferQueue may have been lost with its rows; where they are there nothing changes."""
+        if workflow.patched("rows-put-back"):
+            await PUBLISH_BATCH(self._published_request(), summary="put the batch back")
 
     async def _publish_weights(self) -> None:
         """To the policy engines; what they answer with is evaluated before anything else is."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import RelaxError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import StaleFence
+from relax_infer.contracts.refs import RunRef
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ async def node_actor(spec: EngineGroupSpec, replica: int, node: int = 0) -> Any:
 
     Raises:
         TransientError: it did not answer, or dies at its start.
-        UnconfirmedError: there is no placement group to make it in.
+        UnconfirmedError: there is no placement group to make it in, and none can be made now.
     """
     from ray.exceptions import RayActorError
 
@@ -40,7 +41,9 @@ async def node_actor(spec: EngineGroupSpec, replica: int, node: int = 0) -> Any:
     name = f"{spec.actor_name(replica, node)}, bound to GPU {bound.gpu_id} of node {bound.node_ip},"
     dying_until = asyncio.get_running_loop().time() + DYING_SECONDS
     while True:
-        actor = await asyncio.to_thread(_find_or_make, spec, replica, node)
+        actor = await asyncio.to_thread(find_actor, spec, replica, node)
+        if actor is None:
+            actor = await _make(spec, replica, node)
         try:
             await asyncio.wait_for(actor.ping.remote(), ACTOR_SECONDS)
         except TimeoutError as error:
@@ -127,39 +130,17 @@ async def answer(call: Awaitable[T], timeout: float) -> T:
         ) from error
 
 
-def _find_or_make(spec: EngineGroupSpec, replica: int, node: int) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+async def _make(spec: EngineGroupSpec, replica: int, node: int) -> Any:
     from relax_infer.engines.actor import EngineActor
     from relax_infer.engines.follower import FollowerActor
-    from relax_infer.placement import find_pool
+    from relax_infer.placement.standing import standing_pool
 
-    if (found := find_actor(spec, replica, node)) is not None:
-        return found
-    name = spec.pool_of(replica)
-    pool = find_pool(spec.run, name)
-    if pool is None:
-        raise UnconfirmedError(
-            f"Run {spec.run} has no placement group {name}: its engines cannot"
-            " be reached or looked for.",
-            cure="If Ray was restarted, bring the run's pool up again; then probe.",
-        )
-    given = (spec, replica, node, pool.id.hex()) if node else (spec, replica, pool.id.hex())
-    return (
-        ray.remote(FollowerActor if node else EngineActor)
-        .options(
-            name=spec.actor_name(replica, node),
-            namespace=spec.namespace,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            num_gpus=spec.ray_gpu_fraction,
-            max_concurrency=64,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=pool,
-                placement_group_bundle_index=spec.node_bundles(replica, node)[0].bundle,
-            ),
-        )
-        .remote(*given)
+    name = spec.actor_name(replica, node)
+    run = RunRef(run=spec.run, store=spec.store)
+    pool = await standing_pool(run, spec.pool_of(replica), spec.engine_id(replica))
+    bundle = spec.node_bundles(replica, node)[0].bundle
+    given = (spec, replica, node, pool.bound_as) if node else (spec, replica, pool.bound_as)
+    kind = FollowerActor if node else EngineActor
+    return await asyncio.to_thread(
+        pool.make_actor, kind, name, spec.namespace, bundle, spec.ray_gpu_fraction, *given
     )

@@ -86,6 +86,19 @@ async def bind_pool(
     return pools[pool]
 
 
+async def place_again(
+    run: str, pool: str, gpus: int, strategy: Strategy, timeout: float
+) -> "tuple[PlacementGroup, list[BundleBinding]]":
+    """A pool that Ray has lost, or the one that somebody else just made in its place, with one row
+    per bundle; which devices they are is for the caller to look at. Raises as :func:`bind_plan`
+    does."""
+    pools, _ = await _bind(run, {pool: gpus}, timeout, strategy)
+    group = await asked(find_pool, run, pool)
+    if group is None:
+        raise TransientError(f"{pool_name(run, pool)} was removed while it was being placed.")
+    return group, pools[pool]
+
+
 async def _bind(
     run: str, sizes: Mapping[str, int], timeout: float, strategy: Strategy = "PACK"
 ) -> "tuple[dict[str, list[BundleBinding]], list[PlacementGroup]]":

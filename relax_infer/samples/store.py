@@ -5,7 +5,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -82,6 +82,12 @@ class StagingStore:
         if isinstance(what, StagedRef):
             return json.loads(self._checked(what))
         return json.loads(self._filesystem.cat_file(f"{self._root}/{what}"))
+
+    def remove(self, name: str) -> None:
+        """Delete a file, or a folder with what is in it; nothing if there is none."""
+        path = f"{self._root}/{name}"
+        with suppress(FileNotFoundError):
+            self._filesystem.rm(path, recursive=True)
 
     # --- tables
 

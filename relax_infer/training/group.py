@@ -190,9 +190,9 @@ class TrainerGroup:
         name = self.spec.actor_name(rank)
         deadline = asyncio.get_running_loop().time() + ACTOR_SECONDS
         while True:
-            actor = await asyncio.wait_for(
-                asyncio.to_thread(self._find_or_make_actor, rank), _CONTROL
-            )
+            actor = await asyncio.wait_for(asyncio.to_thread(self._find_actor, rank), _CONTROL)
+            if actor is None:
+                actor = await self._make_actor(rank)
             left = deadline - asyncio.get_running_loop().time()
             try:
                 await asyncio.wait_for(actor.ping.remote(), max(_POLL, left))
@@ -219,38 +219,21 @@ class TrainerGroup:
         except ValueError:
             return None
 
-    def _find_or_make_actor(self, rank: int) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        from relax_infer.placement import find_pool
+    async def _make_actor(self, rank: int) -> Any:
+        from relax_infer.placement.standing import standing_pool
         from relax_infer.training.trainer import TrainerActor
 
-        if (found := self._find_actor(rank)) is not None:
-            return found
         spec = self.spec
-        pool = find_pool(spec.run.run, spec.placement_group)
-        if pool is None:
-            raise UnconfirmedError(
-                f"Run {spec.run.run} has no placement group {spec.placement_group}: its trainer"
-                " cannot be reached or looked for.",
-                cure="If Ray was restarted, bring the run's pool up again; then probe.",
-            )
-        return (
-            ray.remote(TrainerActor)
-            .options(
-                name=spec.actor_name(rank),
-                namespace=spec.namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                num_gpus=spec.ray_gpu_fraction,
-                max_concurrency=64,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=pool, placement_group_bundle_index=spec.bundles[rank].bundle
-                ),
-            )
-            .remote(spec, rank)
+        pool = await standing_pool(spec.run, spec.placement_group, "its trainer")
+        return await asyncio.to_thread(
+            pool.make_actor,
+            TrainerActor,
+            spec.actor_name(rank),
+            spec.namespace,
+            spec.bundles[rank].bundle,
+            spec.ray_gpu_fraction,
+            spec,
+            rank,
         )
 
     async def _gone(self) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_infer.contracts.batch import PublishResult
 from relax_infer.contracts.failures import (
-    PermanentError,
     RelaxError,
     TransientError,
     UnconfirmedError,
@@ -99,15 +98,15 @@ async def read_partition(partition: str) -> "PublishedRows":
     Needs torch and TransferQueue in this process.
 
     Raises:
-        PermanentError: there is no such partition, or it is incomplete.
-        TransientError: the queue did not answer.
+        PermanentError: the partition is incomplete.
+        TransientError: there is no such partition, or the queue did not answer.
     """
     prepare_environment()
     connection = await _ask("connection", timeout=CALL_SECONDS)
     client = await client_of(connection, CALL_SECONDS)
     rows = await client.get(partition)
     if rows is None:
-        raise PermanentError(
+        raise TransientError(
             f"TransferQueue holds no partition {partition}.",
             cure="It was cleared, or lost with the queue; publish the step's scored.arrow again.",
         )
@@ -120,6 +119,8 @@ async def clear_partition(partition: str) -> None:
     Raises:
         TransientError: the queue did not answer.
     """
+    if await asyncio.to_thread(_find_owner) is None:
+        return  # its rows died with it
     await _ask("clear", partition, timeout=_SEVERAL_CALLS)
 
 

@@ -529,6 +529,9 @@ class ScriptedWorld:
             await self._hold()
             fault = await self._fault("train_step")
         self.trainer_fence.admit(request.fence)
+        if fault == "lose_rows":
+            self.partitions.clear()
+            raise ApplicationError(f"no partition {request.partition}", type="Transient")
         if request.partition not in self.partitions:
             self.violations.append(f"training without partition {request.partition}")
         if request.step not in self.ledger:

@@ -240,6 +240,20 @@ async def test_a_front_that_moved_is_published_at_its_new_address(working: Worki
     assert routers[-1] == world.front.router_url
 
 
+async def test_rows_that_are_lost_with_their_queue_are_put_back_and_trained_on_once(
+    working: Working,
+):
+    world = ScriptedWorld()
+    world.faults["train_step"] = ["lose_rows", "lose_rows"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert (world.calls["train_step"], world.calls["publish_batch"]) == (3, 3)
+    assert sorted(world.ledger) == [1]
+    nothing_was_broken(world)
+
+
 async def test_a_failed_finaliser_takes_the_partition_back_and_blocks_the_commit(working: Working):
     world = ScriptedWorld()
     world.faults["finalise_batch"] = ["refuse"]

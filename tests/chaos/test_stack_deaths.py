@@ -1,0 +1,113 @@
+"""The whole stack goes down in the middle of a step, and Ray alone dies: the run's placement
+groups, actors and TransferQueue's rows are gone with it. Up again, the run goes on by itself."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from relax_infer.contracts.run import RunStatus
+from tests.chaos.harm import TABLE, Healing, lease_since, nobody_answered_beside_another
+from tests.chaos.test_engine_deaths import OVERRIDES, under_way, whole
+from tests.e2e.conftest import fresh_stack
+from tests.e2e.looking import Handle, RunFiles, finish, start, step_status, until
+from workers.local import Stack, down, up
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(2400),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+STEPS = 4
+
+
+async def test_a_stack_that_is_brought_up_again_goes_on_with_its_runs():
+    """As after a power cut, at the worst moments: step 1 generates, step 2 trains on rows that are
+    lost with TransferQueue, step 3 is judged."""
+    with fresh_stack(gpus=2) as stack:
+        home = stack.home
+        client, handle = await reached(stack, None)
+        handle = await start(client, steps=STEPS, overrides=OVERRIDES)
+        files = RunFiles(home, handle.id)
+
+        async def again(
+            what: str, moment: Callable[[], Any], harm: Callable[[Stack], None]
+        ) -> None:
+            nonlocal stack, client, handle
+            await until(moment, 900, what)
+            step = await current(handle)
+            at = time.time()
+            harm(stack)
+            stack = up(home, gpus=2)
+            back = time.time()
+            client, handle = await reached(stack, handle.id)
+            await until(lambda: past(client, handle, step), 900, f"the step after {what}")
+            TABLE.append(
+                Healing(
+                    what=f"{what}; up again after {back - at:.0f} s",
+                    noticed=back - at,
+                    recovered=time.time() - at,
+                    lease=await lease_since(client, handle.id, at),
+                    step="waits, and goes on by itself",
+                )
+            )
+
+        await again(
+            "`relax-infer down` while step 1 generates",
+            lambda: under_way(files, 1, "generated"),
+            lambda there: check(not down(there.home).left),
+        )
+        await again(
+            "`relax-infer down` while step 2 trains",
+            lambda: trains(client, handle, 2),
+            lambda there: check(not down(there.home).left),
+        )
+        await again(
+            "Ray, every process of it (SIGKILL), while step 3 is judged",
+            lambda: under_way(files, 3, "judged"),
+            kill_ray,
+        )
+        done = await finish(handle)
+        assert done.step == STEPS
+        whole(files, STEPS)
+        nobody_answered_beside_another(files)
+
+
+def check(true: bool) -> None:
+    assert true
+
+
+def kill_ray(stack: Stack) -> None:
+    """Control plane and node at once; engines are sessions of their own and outlive them."""
+    head = stack.processes["ray"].pid
+    children = Path(f"/proc/{head}/task/{head}/children").read_text().split()
+    assert len(children) >= 2, "the control plane and a raylet"
+    for pid in (head, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def reached(stack: Stack, run: str | None) -> tuple[Client, Handle]:
+    client = await Client.connect(stack.temporal_address, data_converter=pydantic_data_converter)
+    return client, client.get_workflow_handle(run or "none", result_type=RunStatus)
+
+
+async def current(handle: Handle) -> int:
+    return (await handle.query("status", result_type=RunStatus)).step
+
+
+async def past(client: Client, handle: Handle, step: int) -> bool:
+    """Whether the step after ``step`` has begun, or none is to come."""
+    seen = await step_status(client, handle.id, step + 1)
+    return seen is not None or await current(handle) > step
+
+
+async def trains(client: Client, handle: Handle, step: int) -> bool:
+    seen = await step_status(client, handle.id, step)
+    return seen is not None and seen.doing.startswith("trains on")
