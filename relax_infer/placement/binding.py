@@ -139,6 +139,7 @@ async def _make_or_find(
     run: str, sizes: Mapping[str, int], made: "list[PlacementGroup]", strategy: Strategy
 ) -> "dict[str, PlacementGroup]":
     """A group for each pool; ``made`` gets those that were not there."""
+    from ray.exceptions import RaySystemError
     from ray.util.placement_group import placement_group
 
     found = {pool: await asked(find_pool, run, pool) for pool in sizes}
@@ -155,8 +156,13 @@ async def _make_or_find(
         if group is None:
             bundles = [dict(NEEDS) for _ in range(sizes[pool])]
             name = pool_name(run, pool)
-            group = await asked(placement_group, bundles, strategy, name, "detached")
-            made.append(group)
+            try:
+                group = await asked(placement_group, bundles, strategy, name, "detached")
+                made.append(group)
+            except RaySystemError as error:  # Ray has one group of a name
+                group = await asked(find_pool, run, pool)
+                if group is None:
+                    raise TransientError(f"Ray did not make {name}: {error}") from error
         groups[pool] = group
     return groups
 

@@ -16,7 +16,7 @@ from relax_infer.contracts.run import RunStatus
 from tests.chaos.harm import TABLE, Healing, lease_since, nobody_answered_beside_another
 from tests.chaos.test_engine_deaths import OVERRIDES, under_way, whole
 from tests.e2e.conftest import fresh_stack
-from tests.e2e.looking import Handle, RunFiles, finish, start, step_status, until
+from tests.e2e.looking import Handle, RunFiles, finish, start, status, step_status, until
 from workers.local import Stack, down, up
 
 pytestmark = [
@@ -26,6 +26,7 @@ pytestmark = [
 ]
 
 STEPS = 4
+Harm = Callable[[Stack], None]
 
 
 async def test_a_stack_that_is_brought_up_again_goes_on_with_its_runs():
@@ -37,55 +38,41 @@ async def test_a_stack_that_is_brought_up_again_goes_on_with_its_runs():
         handle = await start(client, steps=STEPS, overrides=OVERRIDES)
         files = RunFiles(home, handle.id)
 
-        async def again(
-            what: str, moment: Callable[[], Any], harm: Callable[[Stack], None]
-        ) -> None:
+        async def again(step: int, what: str, moment: Callable[[], Any], harm: Harm) -> None:
             nonlocal stack, client, handle
-            await until(moment, 900, what)
-            step = await current(handle)
+            await until(moment, 900, f"the moment when step {step} {what}")
             at = time.time()
             harm(stack)
             stack = up(home, gpus=2)
-            back = time.time()
+            back = time.time() - at
             client, handle = await reached(stack, handle.id)
-            await until(lambda: past(client, handle, step), 900, f"the step after {what}")
+            await until(lambda: ended(handle, step), 900, f"the end of step {step}", every=1.0)
             TABLE.append(
                 Healing(
-                    what=f"{what}; up again after {back - at:.0f} s",
-                    noticed=back - at,
+                    what=f"{harm.__doc__} while step {step} {what}",
+                    noticed=back,
                     recovered=time.time() - at,
                     lease=await lease_since(client, handle.id, at),
-                    step="waits, and goes on by itself",
+                    step="up again by hand; goes on by itself; whole: its end",
                 )
             )
 
-        await again(
-            "`relax-infer down` while step 1 generates",
-            lambda: under_way(files, 1, "generated"),
-            lambda there: check(not down(there.home).left),
-        )
-        await again(
-            "`relax-infer down` while step 2 trains",
-            lambda: trains(client, handle, 2),
-            lambda there: check(not down(there.home).left),
-        )
-        await again(
-            "Ray, every process of it (SIGKILL), while step 3 is judged",
-            lambda: under_way(files, 3, "judged"),
-            kill_ray,
-        )
+        await again(1, "generates", lambda: under_way(files, 1, "generated"), take_down)
+        await again(2, "trains", lambda: trains(client, handle, 2), take_down)
+        await again(3, "is judged", lambda: under_way(files, 3, "judged"), kill_ray)
         done = await finish(handle)
         assert done.step == STEPS
         whole(files, STEPS)
         nobody_answered_beside_another(files)
 
 
-def check(true: bool) -> None:
-    assert true
+def take_down(stack: Stack) -> None:
+    """`relax-infer down`"""
+    assert not down(stack.home).left
 
 
 def kill_ray(stack: Stack) -> None:
-    """Control plane and node at once; engines are sessions of their own and outlive them."""
+    """all of Ray (SIGKILL; engines outlive it)"""
     head = stack.processes["ray"].pid
     children = Path(f"/proc/{head}/task/{head}/children").read_text().split()
     assert len(children) >= 2, "the control plane and a raylet"
@@ -98,14 +85,9 @@ async def reached(stack: Stack, run: str | None) -> tuple[Client, Handle]:
     return client, client.get_workflow_handle(run or "none", result_type=RunStatus)
 
 
-async def current(handle: Handle) -> int:
-    return (await handle.query("status", result_type=RunStatus)).step
-
-
-async def past(client: Client, handle: Handle, step: int) -> bool:
-    """Whether the step after ``step`` has begun, or none is to come."""
-    seen = await step_status(client, handle.id, step + 1)
-    return seen is not None or await current(handle) > step
+async def ended(handle: Handle, step: int) -> bool:
+    seen = await status(handle)
+    return seen is not None and seen.step >= step
 
 
 async def trains(client: Client, handle: Handle, step: int) -> bool:

@@ -20,12 +20,17 @@ from relax_infer.placement.standing import (
     standing_pool,
 )
 
-on_ray = [
-    pytest.mark.real,
-    pytest.mark.timeout(300),
-    pytest.mark.usefixtures("two_nodes"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+
+def on_ray(test: Any) -> Any:
+    marks = (
+        pytest.mark.real,
+        pytest.mark.timeout(300),
+        pytest.mark.usefixtures("two_nodes"),
+        pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    )
+    for mark in marks:
+        test = mark(test)
+    return test
 
 
 def row(bundle: int, node: str, gpu: int, uuid: str | None = None) -> BundleBinding:
@@ -89,84 +94,90 @@ async def need(ref: RunRef) -> StandingPool:
     return await standing_pool(ref, "pool", "its engine")
 
 
-class TestOnRay:
-    pytestmark = on_ray
+@on_ray
+async def test_a_lost_pool_is_made_again_on_the_same_devices(ref: RunRef):
+    """And by one of those who need it at once; its holders go by the fences of the old one."""
+    rows = await bound(ref, 16)
+    first = await need(ref)
+    assert (first.bound_as, dict(first.bundles)) == (first.group.id.hex(), {})
+    await release_pools(ref.run)
+    assert find_pool(ref.run) is None
+    again, other = await asyncio.gather(need(ref), need(ref))
+    assert again.group.id == other.group.id != first.group.id
+    assert again.bound_as == other.bound_as == first.bound_as
+    for each in (rows[0], rows[7], rows[15]):
+        assert (await device_of(again, each.bundle))[1] == each.gpu_id
+    assert sorted(again.bundles) == sorted(r.bundle for r in rows)
 
-    async def test_a_lost_pool_is_made_again_on_the_same_devices(self, ref: RunRef):
-        """And by one of those who need it at once; its holders go by the fences of the old one."""
-        rows = await bound(ref, 16)
-        first = await need(ref)
-        assert (first.bound_as, dict(first.bundles)) == (first.group.id.hex(), {})
-        await release_pools(ref.run)
-        assert find_pool(ref.run) is None
-        again, other = await asyncio.gather(need(ref), need(ref))
-        assert again.group.id == other.group.id != first.group.id
-        assert again.bound_as == other.bound_as == first.bound_as
-        for each in (rows[0], rows[7], rows[15]):
-            assert (await device_of(again, each.bundle))[1] == each.gpu_id
-        assert sorted(again.bundles) == sorted(r.bundle for r in rows)
 
-    async def test_two_processes_make_it_once(self, ref: RunRef, monkeypatch: pytest.MonkeyPatch):
-        """Ray knows one group of a name: who comes second takes what the first one made."""
-        await bound(ref, 2)
-        await release_pools(ref.run)
-        monkeypatch.setattr(standing, "_restoring", _NoLocks())
-        one, two, three = await asyncio.gather(need(ref), need(ref), need(ref))
-        assert one.group.id == two.group.id == three.group.id
-        assert one.bundles == two.bundles == three.bundles
+@on_ray
+async def test_two_processes_make_it_once(ref: RunRef, monkeypatch: pytest.MonkeyPatch):
+    """Ray knows one group of a name: who comes second takes what the first one made."""
+    await bound(ref, 2)
+    await release_pools(ref.run)
+    monkeypatch.setattr(standing, "_restoring", _NoLocks())
+    one, two, three = await asyncio.gather(need(ref), need(ref), need(ref))
+    assert one.group.id == two.group.id == three.group.id
+    assert one.bundles == two.bundles == three.bundles
 
-    async def test_while_others_hold_the_gpus_it_waits_and_says_so(
-        self, ref: RunRef, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr(standing, "RESTORE_SECONDS", 2.0)
-        await bound(ref, 2)
-        await release_pools(ref.run)
-        await bind_pool("another", 15, 60.0)
-        with pytest.raises(
-            UnconfirmedError, match=r"lost placement group pool of run standing"
-        ) as e:
-            await need(ref)
-        assert "held by relax-another.pool" in str(e.value)
-        assert find_pool(ref.run) is None
-        await release_pools("another")
-        assert (await need(ref)).bound_as
 
-    async def test_what_the_run_has_let_go_of_nobody_makes_again(
-        self, ref: RunRef, monkeypatch: pytest.MonkeyPatch
-    ):
-        await bound(ref, 1)
-        await let_go_of_pools(ref)
-        await let_go_of_pools(ref)
-        with pytest.raises(UnconfirmedError, match="has no placement group pool"):
-            await need(ref)
-        # The same while somebody is about to make it.
-        await bound(ref, 1)
-        await release_pools(ref.run)
-        place_again = standing.place_again
+@on_ray
+async def test_while_others_hold_the_gpus_it_waits_and_says_so(
+    ref: RunRef, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(standing, "RESTORE_SECONDS", 2.0)
+    await bound(ref, 2)
+    await release_pools(ref.run)
+    await bind_pool("another", 15, 60.0)
+    with pytest.raises(UnconfirmedError, match=r"lost placement group pool of run standing") as e:
+        await need(ref)
+    assert "held by relax-another.pool" in str(e.value)
+    assert find_pool(ref.run) is None
+    await release_pools("another")
+    assert (await need(ref)).bound_as
 
-        async def overtaken(*arguments: Any, **named: Any) -> Any:
-            made = await place_again(*arguments, **named)
-            await asyncio.to_thread(standing.StagingStore(ref).remove, "placement")
-            return made
 
-        monkeypatch.setattr(standing, "place_again", overtaken)
-        with pytest.raises(UnconfirmedError, match="has let go of pool while it was made again"):
-            await need(ref)
-        assert find_pool(ref.run) is None
+@on_ray
+async def test_what_the_run_has_let_go_of_nobody_makes_again(
+    ref: RunRef, monkeypatch: pytest.MonkeyPatch
+):
+    await bound(ref, 1)
+    await let_go_of_pools(ref)
+    await let_go_of_pools(ref)
+    with pytest.raises(UnconfirmedError, match="has no placement group pool"):
+        await need(ref)
+    # The same while somebody is about to make it.
+    await bound(ref, 1)
+    await release_pools(ref.run)
+    place_again = standing.place_again
 
-    async def test_a_pool_that_is_bound_anew_is_the_one_that_stands(self, ref: RunRef):
-        await bound(ref, 1)
-        await let_go_of_pool(ref, "pool")
-        await bound(ref, 2)
-        stands = await need(ref)
-        assert stands.group.bundle_count == 2
-        assert stands.bound_as == stands.group.id.hex()
+    async def overtaken(*arguments: Any, **named: Any) -> Any:
+        made = await place_again(*arguments, **named)
+        await asyncio.to_thread(standing.StagingStore(ref).remove, "placement")
+        return made
 
-    async def test_a_damaged_record_is_named(self, ref: RunRef, tmp_path: Path):
-        await bound(ref, 1)
-        (tmp_path / "standing" / "placement" / "pool.json").write_text('{"group": ')
-        with pytest.raises(PermanentError, match=r"placement/pool\.json is damaged"):
-            await need(ref)
+    monkeypatch.setattr(standing, "place_again", overtaken)
+    with pytest.raises(UnconfirmedError, match="has let go of pool while it was made again"):
+        await need(ref)
+    assert find_pool(ref.run) is None
+
+
+@on_ray
+async def test_a_pool_that_is_bound_anew_is_the_one_that_stands(ref: RunRef):
+    await bound(ref, 1)
+    await let_go_of_pool(ref, "pool")
+    await bound(ref, 2)
+    stands = await need(ref)
+    assert stands.group.bundle_count == 2
+    assert stands.bound_as == stands.group.id.hex()
+
+
+@on_ray
+async def test_a_damaged_record_is_named(ref: RunRef, tmp_path: Path):
+    await bound(ref, 1)
+    (tmp_path / "standing" / "placement" / "pool.json").write_text('{"group": ')
+    with pytest.raises(PermanentError, match=r"placement/pool\.json is damaged"):
+        await need(ref)
 
 
 class _NoLocks(dict[Any, Any]):

@@ -568,5 +568,5 @@ async def until(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
             value = await value
         if value:
             return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
     raise AssertionError(f"not reached within {seconds} s")
