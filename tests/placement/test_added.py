@@ -29,7 +29,9 @@ class Cluster:
         self.held: str | None = None
         self.released: list[str] = []
         monkeypatch.setattr(scaling, "bind_pool", self.bind)
-        monkeypatch.setattr(scaling, "release_pool", self.release)
+        self.kept: dict[str, Any] = {}
+        monkeypatch.setattr(scaling, "keep_pools", self.keep)
+        monkeypatch.setattr(scaling, "let_go_of_pool", self.release)
         monkeypatch.setattr(scaling, "need_free_devices", self.need_free)
 
     error: Exception | None
@@ -42,8 +44,11 @@ class Cluster:
         await how["check"](self.given)
         return self.given
 
-    async def release(self, run: str, timeout: float, pool: str) -> None:
-        self.released.append(f"{run}.{pool}")
+    async def keep(self, run: RunRef, pools: dict[str, Any], strategy: str) -> None:
+        self.kept |= {pool: (tuple(rows), strategy) for pool, rows in pools.items()}
+
+    async def release(self, run: RunRef, pool: str, timeout: float) -> None:
+        self.released.append(f"{run.run}.{pool}")
 
     async def need_free(self, run: RunRef, given: list[BundleBinding]) -> None:
         if self.held is not None:
@@ -69,6 +74,7 @@ async def test_a_replica_of_one_node_gets_its_own_group_on_one_node(
     assert answer.placement.placement_group == "added-rollout-policy-4"
     assert answer.placement.bundles == tuple(cluster.given)
     assert (cluster.asked["gpus"], cluster.asked["strategy"]) == (2, "STRICT_PACK")
+    assert cluster.kept == {"added-rollout-policy-4": (tuple(cluster.given), "STRICT_PACK")}
     await scaling.release_added_replica(ask())
     assert cluster.released == ["run.added-rollout-policy-4"]
 
@@ -90,6 +96,7 @@ async def test_gpus_that_another_run_may_hold_are_not_taken(monkeypatch: pytest.
     answer = await bound(ask())
     assert (answer.placement, answer.failure) == (None, ScaleFailure.PROVISION_FAILED)
     assert "of run old" in (answer.why or "")
+    assert cluster.kept == {}
 
 
 async def test_a_cluster_without_room_is_a_timeout_and_a_busy_ray_is_asked_again(

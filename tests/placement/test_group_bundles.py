@@ -9,6 +9,7 @@ from activities.placement import bundles_of
 from relax_infer.config import load_recipe
 from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import Binding
 from relax_infer.placement import InferencePlacementPlan, plan_inference_placement
 from tests.engines.checkpoints import group_spec
@@ -67,11 +68,16 @@ async def test_the_whole_plan_is_in_the_result_of_binding(
     async def free(run: object, devices: list[BundleBinding]) -> None:
         asked.append(devices)
 
+    async def keep(run: RunRef, pools: dict[str, list[BundleBinding]]) -> None:
+        asked.append((run, pools))
+
+    monkeypatch.setattr(placement, "keep_pools", keep)
     monkeypatch.setattr(placement, "recipe_of", lambda run: recipe)
     monkeypatch.setattr(placement, "bind_plan", bind)
     monkeypatch.setattr(placement, "need_free_devices", free)
     bound = await placement.bind_placement(made)
-    assert asked == [("run-1", {"pool": 2}, recipe.cluster.bind_timeout), rows]
+    wanted = ("run-1", {"pool": 2}, recipe.cluster.bind_timeout)
+    assert asked == [wanted, rows, (made.run, {"pool": rows})]
     assert bound.placement == plan_inference_placement(recipe).to_dict()
     again = Binding.model_validate_json(bound.model_dump_json())
     assert again == bound
