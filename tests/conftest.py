@@ -13,6 +13,9 @@ import pytest
 # tests that interrupt a program need it to be heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As the local stack gives it to its Temporal server, for the servers that tests start.
+os.environ.setdefault("GOGC", "400")
+
 if sys.version_info < (3, 11, 8):
     # Two threads that parse at once confuse this Python's parser (CPython issue 106905): a test
     # that has pytest or Hypothesis look at its source fails then, or ends the session.

@@ -5,10 +5,11 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from relax_infer.contracts.policies import QUEUES
@@ -238,7 +239,7 @@ class Stack:
         ports = (self.temporal_address, self.temporal_ui, self._record.temporal_metrics)
         numbers = [_port_of(each) for each in ports]
         command = _temporal.server_command(self.home / "temporal.db", *numbers)
-        self._launch("temporal", command)
+        self._launch("temporal", command, _temporal.VARIABLES)
 
     def _await_temporal(self) -> None:
         variables = self.environment()
@@ -259,10 +260,15 @@ class Stack:
         self._launch("ray", command)
         return offset
 
-    def _launch(self, name: str, command: Sequence[str]) -> None:
+    def _launch(
+        self, name: str, command: Sequence[str], defaults: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """``defaults``: variables that a person's own come before."""
         if self.alive(name):
             raise StackError(f"{name} of the stack in {self.home} runs already.")
-        variables = self.environment() | {_processes.MARKER: self.stack} | _ray.VARIABLES
+        variables = (
+            {**defaults, **self.environment()} | {_processes.MARKER: self.stack} | _ray.VARIABLES
+        )
         # Else setproctitle erases the marker from Ray's and SGLang's processes.
         variables["SPT_NOENV"] = "1"
         if name == "ray":

@@ -7,6 +7,7 @@ and onload, with every signal and activity between them.
 """
 
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from relax_infer.contracts.policies import QUEUES
 from relax_infer.contracts.run import RunInput, RunStatus
 from tests.workflows.scripted_world import ScriptedWorld
 from workers._runner import FAILS_WORKFLOW, workflow_runner
-from workers._temporal import SPEED
+from workers._temporal import SPEED, VARIABLES
 from workflows import WORKFLOWS
 from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
 
@@ -87,6 +88,7 @@ async def measure() -> dict[str, list[float]]:
 
 
 def main() -> None:
+    os.environ.update(VARIABLES)
     found = asyncio.run(measure())
     everything = [seconds for each in found.values() for seconds in each]
     for name, each in found.items():
