@@ -1,5 +1,6 @@
 """The local stack as its home folder records it."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,15 @@ def read_stack(home: Path) -> LocalStack | None:
             f"{path} is not the record of a local stack ({type(error).__name__}: {error}).",
             cure="If nothing of that stack runs, remove the file.",
         ) from error
+
+
+def stored_runs(home: Path) -> list[str]:
+    """Names of the runs in the store of ``home``, the newest first."""
+    recipes = (home / "store").glob("*/recipe.json")
+    with contextlib.suppress(OSError):
+        newest_first = sorted(recipes, key=lambda path: path.stat().st_mtime, reverse=True)
+        return [path.parent.name for path in newest_first]
+    return []
 
 
 def _started(pid: int) -> int | None:

@@ -1,5 +1,6 @@
 """Starting and ending the local stack: ``python -m workers.local`` of the checkout."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from pathlib import Path
 import relax_infer
 from relax_infer.cli._errors import INTERRUPTED, Code, CommandError
 from relax_infer.cli._home import LocalStack, read_stack
+from relax_infer.cli._options import said_home
 
 Say = Callable[[str], object]
+_LOOK_SECONDS = 5.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -71,6 +74,27 @@ def end_stack(home: Path, say: Say) -> None:
         CommandError: something could not be ended.
     """
     _call("down", home, (), say)
+
+
+def end_stack_under_runs(home: Path, say: Say) -> None:
+    """The same, and say which runs go on once it is up again."""
+    waiting = asyncio.run(_waiting(home)) if read_stack(home) is not None else []
+    end_stack(home, say)
+    if waiting:
+        say(
+            f"{', '.join(waiting)} had not ended: `relax-infer up{said_home(home)}` goes on with"
+            f" {'it' if len(waiting) == 1 else 'them'}."
+        )
+
+
+async def _waiting(home: Path) -> list[str]:
+    from relax_infer.cli._runs import open_runs
+
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            return await open_runs(home)
+    except (CommandError, TimeoutError):  # its server is dead, or busy: there is nobody to ask
+        return []
 
 
 def worker_environment(home: Path) -> dict[str, str]:

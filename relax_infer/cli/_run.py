@@ -17,7 +17,7 @@ from relax_infer.cli._machine import gpu_count
 from relax_infer.cli._options import said_home
 from relax_infer.cli._recipes import Checked, check, check_run_id
 from relax_infer.cli._reports import report
-from relax_infer.cli._runs import NobodyAnswersError, Runs
+from relax_infer.cli._runs import NobodyAnswersError, Runs, open_runs
 from relax_infer.cli._server import Server, connected, find_target
 from relax_infer.cli._watching import Watcher
 from relax_infer.config import require_runnable
@@ -231,9 +231,7 @@ def _end(glance: Glance, wishes: Wishes) -> int:
 
 async def _others(home: Path, run: str) -> list[str]:
     try:
-        async with connected(home) as server:
-            runs = Runs(server.client, server.target.address)
-            return [each.run async for each in runs.list(only_open=True) if each.run != run]
+        return [each for each in await open_runs(home) if each != run]
     except NobodyAnswersError:
         return []
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from temporalio.api.enums.v1 import TaskQueueType
@@ -29,6 +30,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._glance import Glance
 from relax_infer.cli._pending import Pending, pending_of
+from relax_infer.cli._server import connected
 from relax_infer.contracts.lease import LeaseStatus
 from relax_infer.contracts.run import RunInput, RunStatus, StepStatus
 from relax_infer.machines import RUN, RunState
@@ -285,3 +287,10 @@ def heed_interrupt() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def open_runs(home: Path) -> list[str]:
+    """Ids of the runs that have not ended, on the server that ``home`` or the environment names."""
+    async with connected(home) as server:
+        runs = Runs(server.client, server.target.address)
+        return [each.run async for each in runs.list(only_open=True)]

@@ -16,10 +16,12 @@ from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError
 
 from relax_infer.cli._errors import CommandError
-from relax_infer.cli._home import read_stack
+from relax_infer.cli._home import read_stack, stored_runs
 from relax_infer.security.codec import sealed
 
 _CONNECT_TIMEOUT = 10.0
+_NAMED = 5
+"""Runs that are named before the rest is counted."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,7 @@ async def connected(home: Path) -> AsyncIterator[Server]:
     """
     target = find_target(home)
     if target is None:
-        raise CommandError(
-            f"No local stack in {home}, and TEMPORAL_ADDRESS is not set.",
-            cure="Start a stack with `relax-infer up`, name its home with --home, or set"
-            " TEMPORAL_ADDRESS.",
-        )
+        raise _nobody_known(home)
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT):
             converter = sealed(pydantic_data_converter)
@@ -126,6 +124,21 @@ async def connected(home: Path) -> AsyncIterator[Server]:
         raise CommandError(
             f"Temporal at {target.address} says: {error.message} ({error.status.name})."
         ) from error
+
+
+def _nobody_known(home: Path) -> CommandError:
+    if runs := stored_runs(home):
+        more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
+        return CommandError(
+            f"The local stack in {home} is down; its store has {', '.join(runs[:_NAMED])}{more}.",
+            cure="`relax-infer up` starts it again: what had not ended goes on. Reports need no"
+            " stack: `relax-infer report RUN`.",
+        )
+    return CommandError(
+        f"No local stack in {home}, and TEMPORAL_ADDRESS is not set.",
+        cure="Start a stack with `relax-infer up`, name its home with --home, or set"
+        " TEMPORAL_ADDRESS.",
+    )
 
 
 @cache

@@ -59,9 +59,9 @@ def up(
 @app.command(epilog=epilog("down"))
 def down(home: Home = HOME) -> None:
     """End every process of the local stack. Runs and their files stay; `up` goes on with them."""
-    from relax_infer.cli._local import end_stack
+    from relax_infer.cli._local import end_stack_under_runs
 
-    end_stack(home, typer.echo)
+    end_stack_under_runs(home, typer.echo)
 
 
 @app.command(epilog=epilog("run"))

@@ -131,6 +131,41 @@ def test_down_waits_for_other_runs(
     temporal.do(lambda client: client.get_workflow_handle(other).terminate())
 
 
+def test_down_says_which_runs_go_on_once_the_stack_is_up_again(
+    command: Command, temporal: Temporal, calls: Calls, run_id: str, home: Path
+):
+    assert command("up").exit_code == 0
+    ended = command("down")
+    assert ended.exit_code == 0, ended.output
+    assert "had not ended" not in ended.stdout
+
+    async def start(client: Client) -> None:
+        await client.start_workflow("TrainingRun", {}, id=run_id, task_queue="nobody")
+
+    assert command("up").exit_code == 0
+    temporal.do(start)
+    eventually(lambda: run_id in temporal.do(open_runs))
+    ended = command("down")
+    assert f"{run_id} had not ended: `relax-infer up` goes on with it." in ended.stdout
+    temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
+
+
+def test_a_stack_that_is_down_says_what_is_in_its_store(command: Command, home: Path):
+    none = command("status")
+    assert none.exit_code == 2
+    assert f"No local stack in {home}" in none.stderr
+    for number in range(7):
+        recipe = home / "store" / f"run-{number}" / "recipe.json"
+        recipe.parent.mkdir(parents=True)
+        recipe.touch()
+        os.utime(recipe, (number, number))
+    told = command("status")
+    assert told.exit_code == 2
+    assert f"The local stack in {home} is down" in told.stderr
+    assert "run-6, run-5, run-4, run-3, run-2 and 2 more" in told.stderr
+    assert "`relax-infer up` starts it again" in told.stderr
+
+
 def test_a_host_with_gpus_is_not_told_how_many(
     command: Command,
     temporal: Temporal,
