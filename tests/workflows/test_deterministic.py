@@ -1,5 +1,5 @@
 """Workflows decide by their history alone: neither they nor what they import asks a clock, chance,
-a thread or the world. Read from the sources, since no sandbox looks on while they run."""
+a thread or the world. Read from the sources: the SDK's sandbox passes our own modules through."""
 
 import ast
 from collections.abc import Iterator
