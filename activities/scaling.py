@@ -36,21 +36,20 @@ async def bind_added_replica(ask: PlacementAsk) -> PlacementAnswer:
 
     clock = asyncio.get_running_loop().time
     deadline = clock() + ask.timeout
-    strategy = "STRICT_PACK" if group.nodes_per_replica == 1 else "PACK"
     try:
         rows = await bind_pool(
             ask.run.run,
             group.gpus_per_replica,
             ask.timeout,
             pool=pool,
-            strategy=strategy,
+            strategy="STRICT_PACK" if group.nodes_per_replica == 1 else "PACK",
             check=check,
         )
     except PermanentError as error:
         late = clock() >= deadline
         failure = ScaleFailure.PROVISION_TIMEOUT if late else ScaleFailure.PROVISION_FAILED
         return PlacementAnswer(failure=failure, why=str(error))
-    await keep_pools(ask.run, {pool: rows}, strategy)
+    await keep_pools(ask.run, {pool: rows})
     return PlacementAnswer(placement=placed(rows))
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from relax_infer.contracts.engines import BundleBinding
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 Strategy = Literal["PACK", "STRICT_PACK"]
+Bundle = Mapping[str, float]
+"""What Ray reserves for one: resource → amount."""
 Check = Callable[[list[BundleBinding]], Awaitable[None]]
 
 _POLL = 0.1
@@ -47,8 +49,8 @@ async def bind_plan(
     A pool that was there before is adopted. Whatever fails, the groups that this call made are
     removed again, and no others.
     """
-    sizes = dict(plan.pool_sizes)
-    pools, made = await _bind(run, sizes, timeout)
+    wanted = {pool: alike(size) for pool, size in dict(plan.pool_sizes).items()}
+    pools, made = await _bind(run, wanted, timeout)
     try:
         validate_bound_plan(plan, pools)
     except BaseException:
@@ -76,7 +78,7 @@ async def bind_pool(
         One row per bundle, node by node (the one with the most bundles first) and GPU by GPU;
         ``bundle`` is Ray's own index.
     """
-    pools, made = await _bind(run, {pool: gpus}, timeout, strategy)
+    pools, made = await _bind(run, {pool: alike(gpus)}, timeout, strategy)
     try:
         if check is not None:
             await check(pools[pool])
@@ -86,21 +88,28 @@ async def bind_pool(
     return pools[pool]
 
 
-async def place_again(
-    run: str, pool: str, gpus: int, strategy: Strategy, timeout: float
+async def bind_bundles(
+    run: str, pool: str, bundles: Sequence[Bundle], timeout: float
 ) -> "tuple[PlacementGroup, list[BundleBinding]]":
-    """A pool that Ray has lost, or the one that somebody else just made in its place, with one row
-    per bundle; which devices they are is for the caller to look at. Raises as :func:`bind_plan`
-    does."""
-    pools, _ = await _bind(run, {pool: gpus}, timeout, strategy)
+    """One pool of just these bundles, or the one that is there; with one row for each. Which
+    devices they are is for the caller to look at. Raises as :func:`bind_plan` does."""
+    pools, _ = await _bind(run, {pool: bundles}, timeout)
     group = await asked(find_pool, run, pool)
     if group is None:
         raise TransientError(f"{pool_name(run, pool)} was removed while it was being placed.")
     return group, pools[pool]
 
 
+def alike(gpus: int) -> list[Bundle]:
+    """Bundles of one GPU, wherever Ray finds them."""
+    return [NEEDS] * gpus
+
+
 async def _bind(
-    run: str, sizes: Mapping[str, int], timeout: float, strategy: Strategy = "PACK"
+    run: str,
+    wanted: Mapping[str, Sequence[Bundle]],
+    timeout: float,
+    strategy: Strategy = "PACK",
 ) -> "tuple[dict[str, list[BundleBinding]], list[PlacementGroup]]":
     """Rows of every pool, and the groups that were made for it."""
     if isinstance(timeout, bool) or not (math.isfinite(timeout) and timeout > 0):
@@ -109,9 +118,10 @@ async def _bind(
             cure="Set cluster.bind_timeout to one.",
         )
     deadline = asyncio.get_running_loop().time() + timeout
+    sizes = {pool: len(bundles) for pool, bundles in wanted.items()}
     made: list[PlacementGroup] = []
     try:
-        groups = await _make_or_find(run, sizes, made, strategy)
+        groups = await _make_or_find(run, wanted, made, strategy)
         for pool, group in groups.items():
             await _placed(run, pool_name(run, pool), group, sizes, deadline)
         probes = (_probe(pool_name(run, p), group, deadline) for p, group in groups.items())
@@ -136,12 +146,16 @@ def in_order(rows: list[BundleBinding]) -> list[BundleBinding]:
 
 
 async def _make_or_find(
-    run: str, sizes: Mapping[str, int], made: "list[PlacementGroup]", strategy: Strategy
+    run: str,
+    wanted: Mapping[str, Sequence[Bundle]],
+    made: "list[PlacementGroup]",
+    strategy: Strategy,
 ) -> "dict[str, PlacementGroup]":
     """A group for each pool; ``made`` gets those that were not there."""
     from ray.exceptions import RaySystemError
     from ray.util.placement_group import placement_group
 
+    sizes = {pool: len(bundles) for pool, bundles in wanted.items()}
     found = {pool: await asked(find_pool, run, pool) for pool in sizes}
     for pool, group in found.items():
         if group is not None:
@@ -154,7 +168,7 @@ async def _make_or_find(
     groups: dict[str, PlacementGroup] = {}
     for pool, group in found.items():
         if group is None:
-            bundles = [dict(NEEDS) for _ in range(sizes[pool])]
+            bundles = [dict(bundle) for bundle in wanted[pool]]
             name = pool_name(run, pool)
             try:
                 group = await asked(placement_group, bundles, strategy, name, "detached")

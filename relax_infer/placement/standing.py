@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import BundleBinding
-from relax_infer.contracts.failures import PermanentError, RelaxError, UnconfirmedError
+from relax_infer.contracts.failures import (
+    PermanentError,
+    RelaxError,
+    TransientError,
+    UnconfirmedError,
+)
 from relax_infer.contracts.refs import RunRef
-from relax_infer.placement.binding import Strategy, place_again
+from relax_infer.placement.again import make_again, only_one
 from relax_infer.placement.pools import asked, find_pool, pool_name, release_pool, release_pools
 from relax_infer.samples.store import StagingStore
 
@@ -40,7 +45,6 @@ class PoolRecord(Message):
 
     group: str
     """Ray's id of the placement group."""
-    strategy: Strategy
     rows: tuple[BundleBinding, ...]
     restored: Restored | None = None
     """None: Ray has not lost the group since."""
@@ -86,9 +90,7 @@ class StandingPool:
         )
 
 
-async def keep_pools(
-    run: RunRef, pools: Mapping[str, Sequence[BundleBinding]], strategy: Strategy = "PACK"
-) -> None:
+async def keep_pools(run: RunRef, pools: Mapping[str, Sequence[BundleBinding]]) -> None:
     """Write down what was just bound.
 
     Raises:
@@ -99,7 +101,7 @@ async def keep_pools(
         group = await asked(find_pool, run.run, pool)
         if group is None:
             raise UnconfirmedError(f"{pool_name(run.run, pool)} was lost as soon as it was bound.")
-        record = PoolRecord(group=group.id.hex(), strategy=strategy, rows=tuple(rows))
+        record = PoolRecord(group=group.id.hex(), rows=tuple(rows))
         await asyncio.to_thread(_write, run, pool, record)
 
 
@@ -130,45 +132,59 @@ async def standing_pool(run: RunRef, pool: str, who: str) -> StandingPool:
         PermanentError: its record is damaged.
         TransientError: the store or Ray's control plane does not answer.
     """
-    async with _restoring.setdefault((run.store, f"{run.run}.{pool}"), asyncio.Lock()):
-        group = await asked(find_pool, run.run, pool)
-        record = await asyncio.to_thread(_read, run, pool)
-        if record is None:
-            if group is None:
-                raise UnconfirmedError(
-                    f"Run {run.run} has no placement group {pool}: {who} cannot be reached or"
-                    " looked for.",
-                    cure="The run has let go of its GPUs, or never had any.",
-                )
-            return StandingPool(group, group.id.hex(), {})
-        known = record.restored
-        if group is not None:
-            now = group.id.hex()
-            if now == record.group:
-                return StandingPool(group, now, {})
-            if known is not None and now == known.group:
-                return StandingPool(group, record.group, known.bundles)
-        return await _again(run, pool, record, who)
+    lock = _restoring.setdefault((run.store, f"{run.run}.{pool}"), asyncio.Lock())
+    async with lock:
+        there, record = await _as_it_stands(run, pool, who)
+        if there is not None:
+            return there
+        assert record is not None
+        try:
+            async with only_one(run.run, pool, RESTORE_SECONDS):
+                there, _ = await _as_it_stands(run, pool, who)  # another worker was faster
+                return there or await _again(run, pool, record)
+        except (PermanentError, TransientError) as error:
+            raise _not_yet(run, pool, who, error) from error
 
 
-async def _again(run: RunRef, pool: str, record: PoolRecord, who: str) -> StandingPool:
-    count = len(record.rows)
-    try:
-        group, rows = await place_again(
-            run.run, pool, count, record.strategy, timeout=RESTORE_SECONDS
-        )
-    except RelaxError as error:
-        raise UnconfirmedError(
-            f"Ray has lost placement group {pool} of run {run.run}, and it cannot be made again"
-            f" yet: {who} cannot be reached or looked for. {error}",
-            cure="Is every node of the cluster back (`ray status`)? Each probe tries it again.",
-        ) from error
+async def _as_it_stands(
+    run: RunRef, pool: str, who: str
+) -> tuple[StandingPool | None, PoolRecord | None]:
+    """The pool, None where it must be made again; and its record, None where nobody wrote one."""
+    group = await asked(find_pool, run.run, pool)
+    record = await asyncio.to_thread(_read, run, pool)
+    if record is None:
+        if group is None:
+            raise UnconfirmedError(
+                f"Run {run.run} has no placement group {pool}: {who} cannot be reached or"
+                " looked for.",
+                cure="The run has let go of its GPUs, or never had any.",
+            )
+        return StandingPool(group, group.id.hex(), {}), None
+    now = group.id.hex() if group is not None else None
+    if group is not None and now == record.group:
+        return StandingPool(group, record.group, {}), record
+    known = record.restored
+    if group is not None and known is not None and now == known.group:
+        return StandingPool(group, record.group, known.bundles), record
+    return None, record
+
+
+async def _again(run: RunRef, pool: str, record: PoolRecord) -> StandingPool:
+    group, rows = await make_again(run.run, pool, record.rows, RESTORE_SECONDS)
     restored = Restored(group=group.id.hex(), bundles=same_devices(record.rows, rows))
     if await asyncio.to_thread(_read, run, pool) is None:  # the run let go of it meanwhile
         await release_pool(run.run, pool=pool)
         raise UnconfirmedError(f"Run {run.run} has let go of {pool} while it was made again.")
     await asyncio.to_thread(_write, run, pool, record.model_copy(update={"restored": restored}))
     return StandingPool(group, record.group, restored.bundles)
+
+
+def _not_yet(run: RunRef, pool: str, who: str, error: RelaxError) -> UnconfirmedError:
+    return UnconfirmedError(
+        f"Ray has lost placement group {pool} of run {run.run}, and it cannot be made again yet:"
+        f" {who} cannot be reached or looked for. {error}",
+        cure="Is every node of the cluster back (`ray status`)? Each probe tries it again.",
+    )
 
 
 def same_devices(bound: Iterable[BundleBinding], now: Iterable[BundleBinding]) -> dict[int, int]:

@@ -44,8 +44,8 @@ class Cluster:
         await how["check"](self.given)
         return self.given
 
-    async def keep(self, run: RunRef, pools: dict[str, Any], strategy: str) -> None:
-        self.kept |= {pool: (tuple(rows), strategy) for pool, rows in pools.items()}
+    async def keep(self, run: RunRef, pools: dict[str, Any]) -> None:
+        self.kept |= {pool: tuple(rows) for pool, rows in pools.items()}
 
     async def release(self, run: RunRef, pool: str, timeout: float) -> None:
         self.released.append(f"{run.run}.{pool}")
@@ -74,7 +74,7 @@ async def test_a_replica_of_one_node_gets_its_own_group_on_one_node(
     assert answer.placement.placement_group == "added-rollout-policy-4"
     assert answer.placement.bundles == tuple(cluster.given)
     assert (cluster.asked["gpus"], cluster.asked["strategy"]) == (2, "STRICT_PACK")
-    assert cluster.kept == {"added-rollout-policy-4": (tuple(cluster.given), "STRICT_PACK")}
+    assert cluster.kept == {"added-rollout-policy-4": tuple(cluster.given)}
     await scaling.release_added_replica(ask())
     assert cluster.released == ["run.added-rollout-policy-4"]
 

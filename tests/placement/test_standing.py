@@ -122,6 +122,20 @@ async def test_two_processes_make_it_once(ref: RunRef, monkeypatch: pytest.Monke
 
 
 @on_ray
+async def test_devices_that_are_not_the_first_free_ones_are_found_again(ref: RunRef):
+    """A run that began while another held the first GPUs; that one has ended since."""
+    await bind_pool("another", 3, 60.0)
+    rows = await bound(ref, 4)
+    await release_pools("another")
+    await release_pools(ref.run)
+    stands = await need(ref)
+    for each in rows:
+        assert (await device_of(stands, each.bundle))[1] == each.gpu_id
+    await release_pools(ref.run)
+    assert len(await bind_pool("another", 16, 60.0)) == 16  # no spacer is left
+
+
+@on_ray
 async def test_while_others_hold_the_gpus_it_waits_and_says_so(
     ref: RunRef, monkeypatch: pytest.MonkeyPatch
 ):
@@ -149,14 +163,14 @@ async def test_what_the_run_has_let_go_of_nobody_makes_again(
     # The same while somebody is about to make it.
     await bound(ref, 1)
     await release_pools(ref.run)
-    place_again = standing.place_again
+    make_again = standing.make_again
 
     async def overtaken(*arguments: Any, **named: Any) -> Any:
-        made = await place_again(*arguments, **named)
+        made = await make_again(*arguments, **named)
         await asyncio.to_thread(standing.StagingStore(ref).remove, "placement")
         return made
 
-    monkeypatch.setattr(standing, "place_again", overtaken)
+    monkeypatch.setattr(standing, "make_again", overtaken)
     with pytest.raises(UnconfirmedError, match="has let go of pool while it was made again"):
         await need(ref)
     assert find_pool(ref.run) is None
