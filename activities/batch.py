@@ -13,6 +13,7 @@ from relax_infer.contracts.batch import (
     WriteBackRequest,
     WriteBackResult,
 )
+from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.scoring import batch_metrics, export_samples, write_back
 from relax_infer.transfer import (
@@ -51,10 +52,14 @@ async def open_transfer_queue(run: RunRef) -> RunRef:
 @activity.defn
 async def publish_batch(request: PublishRequest) -> PublishResult:
     """The scored rows under their keys in the step's partition, read back. A queue that died is
-    made again first; what other runs had in it they put back themselves."""
-    await open_queue()
+    made again; what other runs had in it they put back themselves."""
     table = await asyncio.to_thread(store_of(request.run).read_table, request.scored)
-    return await publish(partition_name(request.run.run, request.step), table)
+    partition = partition_name(request.run.run, request.step)
+    try:
+        return await publish(partition, table)
+    except TransientError:
+        await open_queue()
+        return await publish(partition, table)
 
 
 @activity.defn

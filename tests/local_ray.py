@@ -14,6 +14,7 @@ def ray_cluster() -> Iterator[None]:
     import ray
 
     ray.init(
+        address="local",  # also where a test of the other lane has a cluster up
         num_cpus=4,
         num_gpus=2,
         include_dashboard=False,

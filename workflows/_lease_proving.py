@@ -13,7 +13,7 @@ from relax_infer.machines import LeaseEvent, LeaseState
 from workflows._failures import PERMANENT, UNCONFIRMED, fail, kind_of, text_of
 from workflows._lease_core import LeaseCore
 
-PAUSE, SLOW_PAUSE = 10.0, 600.0
+PAUSE, SLOW_PAUSE = 10.0, 3600.0
 """Most seconds between two probes of a role in doubt, before and after the run was told."""
 
 
@@ -43,6 +43,8 @@ class LeaseProving(LeaseCore):
             await telling
         if role in self._told:
             self._told.discard(role)
+            if in_time:  # the others are in what the run is told now: their ends must be, too
+                self._told.update(self._book.blocked)
             await self._tell_run("lease_unblocked")
         self._show()
 
@@ -56,7 +58,8 @@ class LeaseProving(LeaseCore):
             if role not in self._book.blocked:
                 break
             if not in_time and patience.done():
-                await self._tell(role)
+                self._told.add(role)
+                await self._tell_run("lease_blocked")
             # A person may take days, and the role says when to look; a hint may be lost.
             told = role in self._told
             timeout = None if told and not in_time else timedelta(seconds=pause)
@@ -70,12 +73,9 @@ class LeaseProving(LeaseCore):
         """At its time, also while a probe waits for an engine that does not answer."""
         with suppress(asyncio.CancelledError):
             await patience
-            await self._tell(role)
-
-    async def _tell(self, role: str) -> None:
-        if role in self._book.blocked and role not in self._told:
-            self._told.add(role)
-            await self._tell_run("lease_blocked")
+            if role in self._book.blocked and role not in self._told:
+                self._told.update(self._book.blocked)
+                await self._tell_run("lease_blocked")
 
     async def _reconcile_once(self, role: str) -> None:
         """One probe under the role's token; only what it proves changes the book, a release by its

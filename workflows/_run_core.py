@@ -62,6 +62,8 @@ class RunCore:
         self._restarts: int = 0
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
+        self._words_awaited = 0
+        """Parts of the run that wait for a person's word, whatever the lease does."""
         self._bound = False
         self._alarm: str | None = None
         """Why the run pauses, if nobody asked for it."""

@@ -85,8 +85,17 @@ class StepPhases:
                     await self._until_ready(role, error)
                 await self.ensure_front()
                 if restore is not None:
-                    await restore()
+                    await self._restore(restore)
         raise AssertionError("unreachable")
+
+    async def _restore(self, restore: Callable[[], Awaitable[object]]) -> None:
+        """What cannot be brought back is for the next attempt to miss, or not to need."""
+        try:
+            await restore()
+        except ActivityError as error:
+            if kind_of(error) == PERMANENT:
+                raise
+            workflow.logger.warning("before another attempt: %s", text_of(error))
 
     async def _until_ready(self, role: str, error: ActivityError) -> None:
         """Wait until lost engines of the role are rebuilt, for as long as a person may need."""

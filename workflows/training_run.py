@@ -79,7 +79,11 @@ class TrainingRun(RunCore):
     def lease_unblocked(self, reasons: str) -> None:
         """The lease knows again where every role stands."""
         self._lease_waits = reasons or None
-        if self._state is RunState.BLOCKED and not reasons:
+        if self._state is not RunState.BLOCKED or reasons:
+            return
+        if self._words_awaited and workflow.patched("a-word-is-awaited"):
+            self._show(f"waits for a person: {self._error or 'its roles must be stopped'}")
+        else:
             self._move(RunEvent.RESOLVED_BY_OPERATOR, "goes on")
             if self._resolved is not None and self._resolved.action == "stop":
                 self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
@@ -292,9 +296,11 @@ class TrainingRun(RunCore):
         self._resolved = None
         if self._state is not RunState.BLOCKED and RUN.allows(self._state, RunEvent.NEEDS_PERSON):
             self._move(RunEvent.NEEDS_PERSON, f"step {step} gave up: {self._error}")
+        self._words_awaited += 1
         await workflow.wait_condition(
             lambda: self._resolved is not None or self._state is RunState.STOPPING
         )
+        self._words_awaited -= 1
         if self._resolved is None or self._resolved.action == "stop":
             self._left = True
             if self._resolved is not None:
@@ -356,7 +362,9 @@ class TrainingRun(RunCore):
         self._resolved = None
         if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
             self._move(RunEvent.NEEDS_PERSON, trouble)
+        self._words_awaited += 1
         await workflow.wait_condition(lambda: self._resolved is not None)
+        self._words_awaited -= 1
         word = _word(self._resolved)
         if RUN.allows(self._state, RunEvent.STOP_ASKED):
             self._move(RunEvent.STOP_ASKED, then)

@@ -15,6 +15,7 @@ import relax_infer
 from relax_infer.cli._errors import INTERRUPTED, Code, CommandError
 from relax_infer.cli._home import LocalStack, read_stack
 from relax_infer.cli._options import said_home
+from relax_infer.contracts.failures import RelaxError
 
 Say = Callable[[str], object]
 _LOOK_SECONDS = 5.0
@@ -93,7 +94,7 @@ async def _waiting(home: Path) -> list[str]:
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
             return await open_runs(home)
-    except (CommandError, TimeoutError):  # its server is dead, or busy: there is nobody to ask
+    except (RelaxError, TimeoutError):  # its server is dead, or busy: there is nobody to ask
         return []
 
 

@@ -141,6 +141,4 @@ async def _make(spec: EngineGroupSpec, replica: int, node: int) -> Any:
     bundle = spec.node_bundles(replica, node)[0].bundle
     given = (spec, replica, node, pool.bound_as) if node else (spec, replica, pool.bound_as)
     kind = FollowerActor if node else EngineActor
-    return await asyncio.to_thread(
-        pool.make_actor, kind, name, spec.namespace, bundle, spec.ray_gpu_fraction, *given
-    )
+    return await pool.make_actor(kind, name, spec.namespace, bundle, spec.ray_gpu_fraction, *given)

@@ -1,4 +1,4 @@
-"""A pool that Ray has lost, made again on the devices that it was bound to.
+"""A pool that Ray has lost, made again on the devices that it was bound to, or not at all.
 
 Ray chooses the GPU of a bundle itself, among the free ones of the node. So each bundle asks for its
 node, and what is free there beside the pool's own devices is held by spacers until it has them.
@@ -21,23 +21,30 @@ from relax_infer.placement.room import NEEDS
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
+_LOCK = "relax.again"
+_ON_THE_HEAD = {"node:__internal_head__": 0.001}
+"""Nothing that a pool may need: no part of a GPU or CPU."""
 _OF_A_NODE = 0.001
 """Share of the resource ``node:<address>`` that every node of Ray has 1 of: asks for the node."""
 _TRIES = 3
 """Others may take or give back GPUs while the spacers are set."""
 _SETTLES = 1.0
 """Seconds until Ray's nodes have told what is free again."""
+_SPACER_SECONDS = 10.0
+"""For Ray to place a spacer; one that waits longer has nothing to hold."""
 _POLL = 0.1
 
 
 async def make_again(
     run: str, pool: str, bound: Sequence[BundleBinding], timeout: float
 ) -> "tuple[PlacementGroup, list[BundleBinding]]":
-    """The pool with one row per bundle: on the devices of ``bound`` where they are free, on others
-    of the same nodes where they are not.
+    """The pool, with one row per bundle, on just the devices of ``bound``.
+
+    The caller has :func:`only_one`: spacers of two pools would take each other's GPUs.
 
     Raises:
-        TransientError: a node is not there, or Ray did not answer or place it in time.
+        TransientError: a node is not there, Ray lends other devices, or it did not answer or place
+            it in time.
         PermanentError: others hold too many of the GPUs; they are named.
     """
     loop = asyncio.get_running_loop()
@@ -47,24 +54,34 @@ async def make_again(
     group, rows = await bind_bundles(run, pool, bundles, timeout)
     for _ in range(_TRIES):
         if devices(rows) == devices(bound):
-            break
+            return group, rows
         await _remove([group])
         await asyncio.sleep(_SETTLES)
         async with _spacers(bound, deadline):
             left = max(_SETTLES, deadline - loop.time())
             group, rows = await bind_bundles(run, pool, bundles, left)
+    if devices(rows) != devices(bound):
+        await _remove([group])
+        raise TransientError(
+            f"{pool_name(run, pool)} was bound to {_told(bound)}; Ray lends {_told(rows)}.",
+            cure="Others hold its GPUs: `ray list placement-groups`, or relax-infer status.",
+        )
     return group, rows
 
 
 def devices(rows: Iterable[BundleBinding]) -> Counter[str]:
     """What is the same before and after Ray was restarted, which numbers its nodes anew."""
-    return Counter(row.gpu_uuid or f"{row.node_ip}/{row.gpu_id}" for row in rows)
+    return Counter(device_of(row) for row in rows)
+
+
+def device_of(row: BundleBinding) -> str:
+    return row.gpu_uuid or f"GPU {row.gpu_id} of {row.node_ip}"
 
 
 @asynccontextmanager
-async def only_one(run: str, pool: str, timeout: float) -> AsyncIterator[None]:
-    """Nobody else of the cluster makes this pool again meanwhile: a group of one name, which goes
-    with the process that has it, is the lock.
+async def only_one(timeout: float) -> AsyncIterator[None]:
+    """Nobody else of the cluster makes a pool again, or lets go of one, meanwhile: a group of one
+    name, which goes with the process that has it, is the lock.
 
     Raises:
         TransientError: somebody else had it for ``timeout`` seconds.
@@ -72,15 +89,16 @@ async def only_one(run: str, pool: str, timeout: float) -> AsyncIterator[None]:
     from ray.exceptions import RaySystemError
     from ray.util.placement_group import placement_group
 
-    name = f"{pool_name(run, pool)}.again"
     deadline = asyncio.get_running_loop().time() + timeout
     while True:
         try:
-            held = await asked(placement_group, [{"CPU": 0.001}], "PACK", name)
+            held = await asked(placement_group, [_ON_THE_HEAD], "PACK", _LOCK)
             break
         except RaySystemError as error:
             if asyncio.get_running_loop().time() > deadline:
-                raise TransientError(f"{name} is held by another worker: {error}") from error
+                raise TransientError(
+                    f"Placement group {_LOCK} is held by another worker for {timeout:g} s: {error}"
+                ) from error
             await asyncio.sleep(_POLL)
     try:
         yield
@@ -97,14 +115,16 @@ async def _spacers(bound: Sequence[BundleBinding], deadline: float) -> AsyncIter
     made: list[PlacementGroup] = []
     try:
         for address in sorted({row.node_ip for row in bound}):
-            free = await _free_gpus(address)
-            for _ in range(free):
+            for _ in range(await _free_gpus(address)):
                 bundle = {"GPU": NEEDS["GPU"], **_node(address)}
                 made.append(await asked(placement_group, [bundle], "PACK", ""))
-        for group in list(made):
-            if devices(await _rows(group, deadline)) & wanted:
-                await _remove([group])
-                made.remove(group)
+        found = await asyncio.gather(*(_rows(group, deadline) for group in made))
+        freed = [
+            group
+            for group, rows in zip(made, found, strict=True)
+            if not rows or devices(rows) & wanted
+        ]
+        await _remove(freed)
         yield
     finally:
         await asyncio.shield(_remove(made))
@@ -112,12 +132,13 @@ async def _spacers(bound: Sequence[BundleBinding], deadline: float) -> AsyncIter
 
 async def _rows(group: "PlacementGroup", deadline: float) -> list[BundleBinding]:
     """None where somebody else was faster."""
-    name, identity = "a spacer", group.id.hex()
+    identity, loop = group.id.hex(), asyncio.get_running_loop()
+    late = min(deadline, loop.time() + _SPACER_SECONDS)
     while (await asked(group_table)).get(identity, {}).get("state") != "CREATED":
-        if asyncio.get_running_loop().time() > deadline:
+        if loop.time() > late:
             return []
         await asyncio.sleep(_POLL)
-    return await probe_bundles(group, name, {}, deadline)
+    return await probe_bundles(group, "a spacer", {}, deadline)
 
 
 async def _free_gpus(address: str) -> int:
@@ -141,3 +162,7 @@ async def _remove(groups: "Iterable[PlacementGroup]") -> None:
 
 def _node(address: str) -> dict[str, float]:
     return {f"node:{address}": _OF_A_NODE}
+
+
+def _told(rows: Iterable[BundleBinding]) -> str:
+    return ", ".join(sorted(device_of(row) for row in rows))

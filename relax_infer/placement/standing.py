@@ -6,7 +6,8 @@ not let go of them.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,11 @@ from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import (
     PermanentError,
-    RelaxError,
     TransientError,
     UnconfirmedError,
 )
 from relax_infer.contracts.refs import RunRef
-from relax_infer.placement.again import make_again, only_one
+from relax_infer.placement.again import device_of, make_again, only_one
 from relax_infer.placement.pools import asked, find_pool, pool_name, release_pool, release_pools
 from relax_infer.samples.store import StagingStore
 
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 RESTORE_SECONDS = 120.0
-"""For a pool that Ray lost to be reserved again and probed."""
+"""For a pool that Ray lost to be reserved again and probed, and to wait for others that are."""
+WAIT_SECONDS = 30.0
+"""For one who needs it meanwhile; it goes on being made, and the next one finds it."""
 
-_restoring: dict[tuple[str, str], asyncio.Lock] = {}
+_being_made: dict[tuple[str, str, str], "asyncio.Task[StandingPool]"] = {}
+"""By store, run and pool, of this process."""
 
 
 class Restored(Message):
@@ -37,7 +40,7 @@ class Restored(Message):
 
     group: str
     bundles: dict[int, int]
-    """Bundle as it was bound → bundle of ``group`` on the same device, or else on the same node."""
+    """Bundle as it was bound → bundle of ``group`` on the same device."""
 
 
 class PoolRecord(Message):
@@ -60,12 +63,13 @@ class StandingPool:
     bundles: Mapping[int, int]
     """Bundle as it was bound → bundle of ``group``; those that are not named are themselves."""
 
-    def make_actor(
+    async def make_actor(
         self, kind: type, name: str, namespace: str, bundle: int, gpus: float, *arguments: object
     ) -> Any:
         """A detached actor with a share of the device of a bound bundle, or the one that is there.
 
-        Blocks for calls to Ray's control plane.
+        Raises:
+            TransientError: Ray's control plane did not answer.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -74,20 +78,17 @@ class StandingPool:
             placement_group=self.group,
             placement_group_bundle_index=self.bundles.get(bundle, bundle),
         )
-        return (
-            ray.remote(kind)
-            .options(
-                name=name,
-                namespace=namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                num_gpus=gpus,
-                max_concurrency=64,
-                scheduling_strategy=place,
-            )
-            .remote(*arguments)
+        remote = ray.remote(kind).options(
+            name=name,
+            namespace=namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            num_gpus=gpus,
+            max_concurrency=64,
+            scheduling_strategy=place,
         )
+        return await asked(remote.remote, *arguments)
 
 
 async def keep_pools(run: RunRef, pools: Mapping[str, Sequence[BundleBinding]]) -> None:
@@ -109,16 +110,29 @@ async def let_go_of_pool(run: RunRef, pool: str, timeout: float = 60.0) -> None:
     """Remove one pool, with every actor in it; nobody makes it again. Idempotent.
 
     Raises:
-        TransientError: it was still there after ``timeout`` seconds.
+        TransientError: it was still there after ``timeout`` seconds, or is being made.
     """
-    await asyncio.to_thread(StagingStore(run).remove, _name(pool))
-    await release_pool(run.run, timeout, pool)
+    async with _nobody_makes_one(run, timeout):
+        await asyncio.to_thread(StagingStore(run).remove, _name(pool))
+        await release_pool(run.run, timeout, pool)
 
 
 async def let_go_of_pools(run: RunRef, timeout: float = 60.0) -> None:
     """Remove every pool of the run likewise."""
-    await asyncio.to_thread(StagingStore(run).remove, "placement")
-    await release_pools(run.run, timeout)
+    async with _nobody_makes_one(run, timeout):
+        await asyncio.to_thread(StagingStore(run).remove, "placement")
+        await release_pools(run.run, timeout)
+
+
+@asynccontextmanager
+async def _nobody_makes_one(run: RunRef, timeout: float) -> AsyncIterator[None]:
+    """This process does not, and no other one is about to."""
+    for (store, name, _), task in list(_being_made.items()):
+        if (store, name) == (run.store, run.run):
+            task.cancel()
+            await asyncio.wait([task])
+    async with only_one(timeout):
+        yield
 
 
 async def standing_pool(run: RunRef, pool: str, who: str) -> StandingPool:
@@ -132,91 +146,69 @@ async def standing_pool(run: RunRef, pool: str, who: str) -> StandingPool:
         PermanentError: its record is damaged.
         TransientError: the store or Ray's control plane does not answer.
     """
-    lock = _restoring.setdefault((run.store, f"{run.run}.{pool}"), asyncio.Lock())
-    async with lock:
-        there, record = await _as_it_stands(run, pool, who)
-        if there is not None:
-            return there
-        assert record is not None
-        try:
-            async with only_one(run.run, pool, RESTORE_SECONDS):
-                there, _ = await _as_it_stands(run, pool, who)  # another worker was faster
-                return there or await _again(run, pool, record)
-        except (PermanentError, TransientError) as error:
-            raise _not_yet(run, pool, who, error) from error
-
-
-async def _as_it_stands(
-    run: RunRef, pool: str, who: str
-) -> tuple[StandingPool | None, PoolRecord | None]:
-    """The pool, None where it must be made again; and its record, None where nobody wrote one."""
-    group = await asked(find_pool, run.run, pool)
-    record = await asyncio.to_thread(_read, run, pool)
+    there, record = await _as_it_stands(run, pool)
+    if there is not None:
+        return there
     if record is None:
-        if group is None:
-            raise UnconfirmedError(
-                f"Run {run.run} has no placement group {pool}: {who} cannot be reached or"
-                " looked for.",
-                cure="The run has let go of its GPUs, or never had any.",
-            )
-        return StandingPool(group, group.id.hex(), {}), None
-    now = group.id.hex() if group is not None else None
-    if group is not None and now == record.group:
-        return StandingPool(group, record.group, {}), record
-    known = record.restored
-    if group is not None and known is not None and now == known.group:
-        return StandingPool(group, record.group, known.bundles), record
-    return None, record
-
-
-async def _again(run: RunRef, pool: str, record: PoolRecord) -> StandingPool:
-    group, rows = await make_again(run.run, pool, record.rows, RESTORE_SECONDS)
-    restored = Restored(group=group.id.hex(), bundles=same_devices(record.rows, rows))
-    if await asyncio.to_thread(_read, run, pool) is None:  # the run let go of it meanwhile
-        await release_pool(run.run, pool=pool)
-        raise UnconfirmedError(f"Run {run.run} has let go of {pool} while it was made again.")
-    await asyncio.to_thread(_write, run, pool, record.model_copy(update={"restored": restored}))
-    return StandingPool(group, record.group, restored.bundles)
-
-
-def _not_yet(run: RunRef, pool: str, who: str, error: RelaxError) -> UnconfirmedError:
-    return UnconfirmedError(
-        f"Ray has lost placement group {pool} of run {run.run}, and it cannot be made again yet:"
-        f" {who} cannot be reached or looked for. {error}",
+        raise UnconfirmedError(
+            f"Run {run.run} has no placement group {pool}: {who} cannot be reached or looked for.",
+            cure="The run has let go of its GPUs, or never had any.",
+        )
+    key = (run.store, run.run, pool)
+    task = _being_made.get(key)
+    if task is None or task.done():
+        task = _being_made[key] = asyncio.create_task(_make_again(run, pool))
+        task.add_done_callback(lambda made: made.cancelled() or made.exception())
+    try:
+        return await asyncio.wait_for(asyncio.shield(task), WAIT_SECONDS)
+    except TimeoutError:
+        why = f"It is at work since {WAIT_SECONDS:g} s or more."
+    except (PermanentError, TransientError) as error:
+        why = str(error)
+    raise UnconfirmedError(
+        f"Ray has lost placement group {pool} of run {run.run}, and it is not there again yet:"
+        f" {who} cannot be reached or looked for. {why}",
         cure="Is every node of the cluster back (`ray status`)? Each probe tries it again.",
     )
 
 
-def same_devices(bound: Iterable[BundleBinding], now: Iterable[BundleBinding]) -> dict[int, int]:
-    """Bound bundle → the one that has its device now; where none has, another one of its node, and
-    else any: who comes up there sees that it is not where it was bound.
+async def _as_it_stands(run: RunRef, pool: str) -> tuple[StandingPool | None, PoolRecord | None]:
+    """The pool, None where it must be made again; and its record, None where nobody wrote one."""
+    group = await asked(find_pool, run.run, pool)
+    record = await asyncio.to_thread(_read, run, pool)
+    if group is None:
+        return None, record
+    now = group.id.hex()
+    if record is None or now == record.group:
+        return StandingPool(group, now, {}), record
+    known = record.restored
+    if known is not None and now == known.group:
+        return StandingPool(group, record.group, known.bundles), record
+    return None, record
 
-    Both must be of the same length.
-    """
+
+async def _make_again(run: RunRef, pool: str) -> StandingPool:
+    async with only_one(RESTORE_SECONDS):
+        there, record = await _as_it_stands(run, pool)
+        if there is not None:
+            return there  # another worker was faster
+        if record is None:
+            raise TransientError(f"Run {run.run} has let go of {pool} meanwhile.")
+        group, rows = await make_again(run.run, pool, record.rows, RESTORE_SECONDS)
+        restored = Restored(group=group.id.hex(), bundles=same_devices(record.rows, rows))
+        record = record.model_copy(update={"restored": restored})
+        await asyncio.to_thread(_write, run, pool, record)
+        return StandingPool(group, record.group, restored.bundles)
+
+
+def same_devices(bound: Sequence[BundleBinding], now: Sequence[BundleBinding]) -> dict[int, int]:
+    """Bound bundle → the one that has its device now; both have the same devices."""
     left, found = list(now), dict[int, int]()
-    waiting = list(bound)
-    for fits in (_same_device, _same_node, _any):
-        for row in list(waiting):
-            there = next((each for each in left if fits(row, each)), None)
-            if there is not None:
-                found[row.bundle] = there.bundle
-                left.remove(there)
-                waiting.remove(row)
+    for row in bound:
+        there = next(each for each in left if device_of(each) == device_of(row))
+        found[row.bundle] = there.bundle
+        left.remove(there)
     return found
-
-
-def _same_device(bound: BundleBinding, now: BundleBinding) -> bool:
-    if bound.gpu_uuid is not None:
-        return bound.gpu_uuid == now.gpu_uuid
-    return _same_node(bound, now) and bound.gpu_id == now.gpu_id
-
-
-def _same_node(bound: BundleBinding, now: BundleBinding) -> bool:
-    return bound.node_ip == now.node_ip
-
-
-def _any(bound: BundleBinding, now: BundleBinding) -> bool:
-    return True
 
 
 def _name(pool: str) -> str:
@@ -224,7 +216,10 @@ def _name(pool: str) -> str:
 
 
 def _write(run: RunRef, pool: str, record: PoolRecord) -> None:
-    StagingStore(run).write_json(_name(pool), record.model_dump(mode="json"), replace=True)
+    try:
+        StagingStore(run).write_json(_name(pool), record.model_dump(mode="json"), replace=True)
+    except OSError as error:
+        raise TransientError(f"Cannot write {_name(pool)} of run {run.run}: {error}.") from error
 
 
 def _read(run: RunRef, pool: str) -> PoolRecord | None:
@@ -233,6 +228,8 @@ def _read(run: RunRef, pool: str) -> PoolRecord | None:
         return PoolRecord.model_validate(store.read_json(_name(pool)))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise TransientError(f"Cannot read {store.url(_name(pool))}: {error}.") from error
     except ValueError as error:
         raise PermanentError(
             f"{store.url(_name(pool))} is damaged: {error}",

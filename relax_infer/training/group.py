@@ -193,6 +193,7 @@ class TrainerGroup:
             actor = await asyncio.wait_for(asyncio.to_thread(self._find_actor, rank), _CONTROL)
             if actor is None:
                 actor = await self._make_actor(rank)
+                deadline = asyncio.get_running_loop().time() + ACTOR_SECONDS
             left = deadline - asyncio.get_running_loop().time()
             try:
                 await asyncio.wait_for(actor.ping.remote(), max(_POLL, left))
@@ -225,8 +226,7 @@ class TrainerGroup:
 
         spec = self.spec
         pool = await standing_pool(spec.run, spec.placement_group, "its trainer")
-        return await asyncio.to_thread(
-            pool.make_actor,
+        return await pool.make_actor(
             TrainerActor,
             spec.actor_name(rank),
             spec.namespace,

@@ -51,12 +51,6 @@ def test_a_real_device_is_known_by_its_uuid_wherever_it_is_now() -> None:
     assert same_devices(bound, now) == {0: 1, 1: 0}
 
 
-def test_where_a_device_is_not_lent_any_more_its_node_can_still_be_asked() -> None:
-    bound = [row(0, "a", 0), row(1, "b", 0), row(2, "c", 0)]
-    now = [row(0, "a", 3), row(1, "d", 0), row(2, "b", 0)]
-    assert same_devices(bound, now) == {1: 2, 0: 0, 2: 1}
-
-
 class Where:
     """An actor that says on which device it is."""
 
@@ -70,7 +64,7 @@ class Where:
 async def device_of(pool: StandingPool, bundle: int) -> tuple[str, int]:
     import ray
 
-    actor: Any = pool.make_actor(Where, f"where-{bundle}-{id(pool)}", "relax", bundle, 0.1)
+    actor: Any = await pool.make_actor(Where, f"where-{bundle}-{id(pool)}", "relax", bundle, 0.1)
     try:
         return await asyncio.wait_for(actor.device.remote(), 60)
     finally:
@@ -78,7 +72,8 @@ async def device_of(pool: StandingPool, bundle: int) -> tuple[str, int]:
 
 
 @pytest.fixture
-async def ref(tmp_path: Path) -> AsyncIterator[RunRef]:
+async def ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunRef]:
+    monkeypatch.setattr(standing, "WAIT_SECONDS", 200.0)  # 16 actors on two cores take a while
     yield RunRef(run="standing", store=f"file://{tmp_path}")
     await release_pools("standing")
     await release_pools("another")
@@ -111,11 +106,28 @@ async def test_a_lost_pool_is_made_again_on_the_same_devices(ref: RunRef):
 
 
 @on_ray
+async def test_who_cannot_wait_is_told_and_the_next_one_finds_it(
+    ref: RunRef, monkeypatch: pytest.MonkeyPatch
+):
+    """A probe has a minute; what it began goes on without it."""
+    await bound(ref, 2)
+    await release_pools(ref.run)
+    with monkeypatch.context() as patched:
+        patched.setattr(standing, "WAIT_SECONDS", 0.01)
+        with pytest.raises(UnconfirmedError, match="It is at work since"):
+            await need(ref)
+        asked = asyncio.create_task(need(ref))
+        await asyncio.sleep(0)
+        asked.cancel()
+    assert (await need(ref)).group.bundle_count == 2
+
+
+@on_ray
 async def test_two_processes_make_it_once(ref: RunRef, monkeypatch: pytest.MonkeyPatch):
     """Ray knows one group of a name: who comes second takes what the first one made."""
     await bound(ref, 2)
     await release_pools(ref.run)
-    monkeypatch.setattr(standing, "_restoring", _NoLocks())
+    monkeypatch.setattr(standing, "_being_made", _Forgetful())
     one, two, three = await asyncio.gather(need(ref), need(ref), need(ref))
     assert one.group.id == two.group.id == three.group.id
     assert one.bundles == two.bundles == three.bundles
@@ -139,12 +151,15 @@ async def test_devices_that_are_not_the_first_free_ones_are_found_again(ref: Run
 async def test_while_others_hold_the_gpus_it_waits_and_says_so(
     ref: RunRef, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(standing, "RESTORE_SECONDS", 2.0)
     await bound(ref, 2)
     await release_pools(ref.run)
     await bind_pool("another", 15, 60.0)
-    with pytest.raises(UnconfirmedError, match=r"lost placement group pool of run standing") as e:
-        await need(ref)
+    with monkeypatch.context() as patched:
+        patched.setattr(standing, "RESTORE_SECONDS", 2.0)
+        with pytest.raises(
+            UnconfirmedError, match="lost placement group pool of run standing"
+        ) as e:
+            await need(ref)
     assert "held by relax-another.pool" in str(e.value)
     assert find_pool(ref.run) is None
     await release_pools("another")
@@ -163,15 +178,15 @@ async def test_what_the_run_has_let_go_of_nobody_makes_again(
     # The same while somebody is about to make it.
     await bound(ref, 1)
     await release_pools(ref.run)
-    make_again = standing.make_again
+    as_it_stands = standing._as_it_stands
 
-    async def overtaken(*arguments: Any, **named: Any) -> Any:
-        made = await make_again(*arguments, **named)
+    async def overtaken(run: RunRef, pool: str) -> Any:
+        seen = await as_it_stands(run, pool)
         await asyncio.to_thread(standing.StagingStore(ref).remove, "placement")
-        return made
+        return seen
 
-    monkeypatch.setattr(standing, "make_again", overtaken)
-    with pytest.raises(UnconfirmedError, match="has let go of pool while it was made again"):
+    monkeypatch.setattr(standing, "_as_it_stands", overtaken)
+    with pytest.raises(UnconfirmedError, match="has let go of pool meanwhile"):
         await need(ref)
     assert find_pool(ref.run) is None
 
@@ -194,6 +209,8 @@ async def test_a_damaged_record_is_named(ref: RunRef, tmp_path: Path):
         await need(ref)
 
 
-class _NoLocks(dict[Any, Any]):
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        return asyncio.Lock()
+class _Forgetful(dict[Any, Any]):
+    """As if each call came from another process."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return None

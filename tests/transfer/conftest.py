@@ -14,6 +14,7 @@ def ray_address() -> Iterator[str]:
     import ray
 
     context = ray.init(
+        address="local",  # also where a test of the other lane has a cluster up
         num_cpus=6,
         num_gpus=2,
         include_dashboard=False,
