@@ -84,3 +84,27 @@ async def test_a_run_that_was_stopped_while_its_lease_waits_still_takes_the_word
         done = await handle.result()
     assert done.state is RunState.DONE
     assert done.step <= 1
+
+
+async def test_a_step_that_waits_for_a_word_waits_on_when_a_lease_needs_none_any_more(
+    working: Working,
+):
+    """Both may wait for a person at once; the lease may be proved right by itself."""
+    world = ScriptedWorld()
+    world.faults["judge_samples"] = ["refuse"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: blocked(handle))
+        await handle.signal("lease_blocked", "rollout: no engine of policy is left")
+        await handle.signal("lease_unblocked", "")
+
+        async def waits_on() -> bool:
+            seen = await handle.query("status", result_type=RunStatus)
+            assert seen.state is RunState.BLOCKED
+            return seen.doing == "waits for a person: step 1: judge_samples refused"
+
+        await until(waits_on)
+        await handle.execute_update("resolve", WORD.model_copy(update={"confirm_released": False}))
+        assert (await handle.result()).state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+    nothing_was_broken(world)
