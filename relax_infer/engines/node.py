@@ -11,8 +11,10 @@ from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.contracts.refs import RunRef
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.memory import NodeUse, memory_in_use
+from relax_infer.engines.orphans import need_nobody_beside
 from relax_infer.engines.place import check_place
 from relax_infer.engines.process import (
     EngineProcess,
@@ -68,7 +70,8 @@ class EngineNode:
         """Start its server; it does not answer yet.
 
         Raises:
-            UnconfirmedError: another incarnation may hold the GPUs still.
+            UnconfirmedError: another incarnation, or an engine of another run, may hold the GPUs
+                still.
         """
         if self.process is not None:
             raise UnconfirmedError(
@@ -76,6 +79,9 @@ class EngineNode:
                 cure="End it with proof before another is started.",
             )
         self.spec = launch.group
+        run = RunRef(run=self.spec.run, store=self.spec.store)
+        bundles = self.spec.node_bundles(self.replica, self.node)
+        await asyncio.to_thread(need_nobody_beside, run, self.name, bundles)
         try:
             self.process = await start_server(launch, self.replica, self.node, self.files)
         except BaseException:

@@ -77,6 +77,22 @@ def find_orphans(run: RunRef, devices: Collection[str], node_ip: str) -> list[Or
     return found
 
 
+def need_nobody_beside(run: RunRef, name: str, bundles: Sequence[BundleBinding]) -> None:
+    """What is about to start here shares no device with a living engine of another run. What Ray
+    has reserved says so of the first bundle alone, and only of today's reservations.
+
+    Raises:
+        UnconfirmedError: it would; nothing was started.
+    """
+    found = find_orphans(run, {b.device for b in bundles}, bundles[0].node_ip) if bundles else []
+    if found:
+        raise UnconfirmedError(
+            f"{name} is not started beside another: {'; '.join(str(each) for each in found)}.",
+            cure="One of the two runs lost its GPUs to the other while a node was away: stop one of"
+            " them (`relax-infer stop RUN`).",
+        )
+
+
 async def need_free_devices(run: RunRef, rows: Sequence[BundleBinding]) -> None:
     """Ask every node of a bound pool whether its devices are free of other runs' engines.
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from relax_infer.contracts.engines import EngineGroupSpec
+from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
+from relax_infer.contracts.failures import UnconfirmedError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.engines import EngineProcesses, host_processes
 from relax_infer.engines.holder import Holder, HolderFiles
-from relax_infer.engines.orphans import find_orphans
+from relax_infer.engines.orphans import find_orphans, need_nobody_beside
 from relax_infer.engines.release import MARKER
 from tests.engines.checkpoints import group_spec
 
@@ -90,3 +91,19 @@ def test_a_file_that_cannot_be_read_is_no_proof(left):
     (orphan,) = find_orphans(NEW, {"node-9/0"}, "10.0.0.1")
     assert "cannot be read" in str(orphan)
     assert str(path) in str(orphan)
+
+
+def test_nothing_is_started_on_a_gpu_where_an_engine_of_another_run_lives(
+    left: subprocess.Popen[bytes],
+) -> None:
+    """An engine of two GPUs, of which Ray has lent one to another run since a node was lost."""
+    first = BundleBinding(bundle=0, node_id="node-1", node_ip="127.0.0.1", gpu_id=7)
+    second = first.model_copy(update={"bundle": 1, "gpu_id": 0})
+    need_nobody_beside(NEW, "judge/replica-0", (first,))
+    need_nobody_beside(NEW, "judge/replica-0", ())
+    with pytest.raises(UnconfirmedError, match=rf"not started beside another: GPU {DEVICE}") as e:
+        need_nobody_beside(NEW, "judge/replica-0", (first, second))
+    assert "engine policy/replica-0 of run old" in str(e.value)
+    left.kill()
+    left.wait()
+    need_nobody_beside(NEW, "judge/replica-0", (first, second))
