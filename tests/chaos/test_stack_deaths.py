@@ -76,8 +76,10 @@ def kill_ray(stack: Stack) -> None:
     head = stack.processes["ray"].pid
     children = Path(f"/proc/{head}/task/{head}/children").read_text().split()
     assert len(children) >= 2, "the control plane and a raylet"
-    for pid in (head, *map(int, children)):
+    for pid in map(int, children):
         os.kill(pid, signal.SIGKILL)
+    if stack.alive("ray"):  # it may end by itself when it sees that
+        stack.kill("ray")
 
 
 async def reached(stack: Stack, run: str | None) -> tuple[Client, Handle]:
