@@ -5,11 +5,10 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 from relax_infer.contracts.policies import QUEUES
@@ -239,7 +238,7 @@ class Stack:
         ports = (self.temporal_address, self.temporal_ui, self._record.temporal_metrics)
         numbers = [_port_of(each) for each in ports]
         command = _temporal.server_command(self.home / "temporal.db", *numbers)
-        self._launch("temporal", command, _temporal.VARIABLES)
+        self._launch("temporal", command)
 
     def _await_temporal(self) -> None:
         variables = self.environment()
@@ -260,15 +259,11 @@ class Stack:
         self._launch("ray", command)
         return offset
 
-    def _launch(
-        self, name: str, command: Sequence[str], defaults: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
-        """``defaults``: variables that a person's own come before."""
+    def _launch(self, name: str, command: Sequence[str]) -> None:
         if self.alive(name):
             raise StackError(f"{name} of the stack in {self.home} runs already.")
-        variables = (
-            {**defaults, **self.environment()} | {_processes.MARKER: self.stack} | _ray.VARIABLES
-        )
+        variables = {**_temporal.VARIABLES, **self.environment(), _processes.MARKER: self.stack}
+        variables |= _ray.VARIABLES
         # Else setproctitle erases the marker from Ray's and SGLang's processes.
         variables["SPT_NOENV"] = "1"
         if name == "ray":

@@ -29,7 +29,8 @@ SPEED = (
 )
 """Options of a development server with its database in a file, without which it is slow."""
 VARIABLES = {"GOGC": "400"}
-"""Its heap is small and short-lived: a fifth of its time went to collecting it."""
+"""Its heap is small and short-lived: a fifth of its time went to collecting it. A person's own
+value comes before."""
 
 
 def server_command(database: Path, port: int, ui_port: int, metrics_port: int) -> list[str]:

@@ -87,12 +87,11 @@ async def only_one(timeout: float) -> AsyncIterator[None]:
         TransientError: somebody else had it for ``timeout`` seconds.
     """
     from ray.exceptions import RaySystemError
-    from ray.util.placement_group import placement_group
 
     deadline = asyncio.get_running_loop().time() + timeout
     while True:
         try:
-            held = await asked(placement_group, [_ON_THE_HEAD], "PACK", _LOCK)
+            held = await _make(_ON_THE_HEAD, _LOCK)
             break
         except RaySystemError as error:
             if asyncio.get_running_loop().time() > deadline:
@@ -109,15 +108,13 @@ async def only_one(timeout: float) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _spacers(bound: Sequence[BundleBinding], deadline: float) -> AsyncIterator[None]:
     """Every GPU that is free on the nodes of ``bound`` is held, but for its own devices."""
-    from ray.util.placement_group import placement_group
-
     wanted = devices(bound)
     made: list[PlacementGroup] = []
     try:
         for address in sorted({row.node_ip for row in bound}):
             for _ in range(await _free_gpus(address)):
                 bundle = {"GPU": NEEDS["GPU"], **_node(address)}
-                made.append(await asked(placement_group, [bundle], "PACK", ""))
+                made.append(await _make(bundle, ""))
         found = await asyncio.gather(*(_rows(group, deadline) for group in made))
         freed = [
             group
@@ -128,6 +125,19 @@ async def _spacers(bound: Sequence[BundleBinding], deadline: float) -> AsyncIter
         yield
     finally:
         await asyncio.shield(_remove(made))
+
+
+async def _make(bundle: dict[str, float], name: str) -> "PlacementGroup":
+    """One that goes with this process. Ray's call goes on when its caller is cancelled: what it
+    makes then is removed."""
+    from ray.util.placement_group import placement_group
+
+    making = asyncio.ensure_future(asked(placement_group, [bundle], "PACK", name))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await _remove([await making])
+        raise
 
 
 async def _rows(group: "PlacementGroup", deadline: float) -> list[BundleBinding]:

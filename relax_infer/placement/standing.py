@@ -161,6 +161,10 @@ async def standing_pool(run: RunRef, pool: str, who: str) -> StandingPool:
         task.add_done_callback(lambda made: made.cancelled() or made.exception())
     try:
         return await asyncio.wait_for(asyncio.shield(task), WAIT_SECONDS)
+    except asyncio.CancelledError:
+        if not task.cancelled():
+            raise
+        why = "The run has just let go of it."
     except TimeoutError:
         why = f"It is at work since {WAIT_SECONDS:g} s or more."
     except (PermanentError, TransientError) as error:

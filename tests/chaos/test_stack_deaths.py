@@ -34,7 +34,7 @@ async def test_a_stack_that_is_brought_up_again_goes_on_with_its_runs():
     lost with TransferQueue, step 3 is judged."""
     with fresh_stack(gpus=2) as stack:
         home = stack.home
-        client, handle = await reached(stack, None)
+        client = await connected(stack)
         handle = await start(client, steps=STEPS, overrides=OVERRIDES)
         files = RunFiles(home, handle.id)
 
@@ -45,7 +45,8 @@ async def test_a_stack_that_is_brought_up_again_goes_on_with_its_runs():
             harm(stack)
             stack = up(home, gpus=2)
             back = time.time() - at
-            client, handle = await reached(stack, handle.id)
+            client = await connected(stack)
+            handle = client.get_workflow_handle(handle.id, result_type=RunStatus)
             await until(lambda: ended(handle, step), 900, f"the end of step {step}", every=1.0)
             TABLE.append(
                 Healing(
@@ -82,9 +83,8 @@ def kill_ray(stack: Stack) -> None:
         stack.kill("ray")
 
 
-async def reached(stack: Stack, run: str | None) -> tuple[Client, Handle]:
-    client = await Client.connect(stack.temporal_address, data_converter=pydantic_data_converter)
-    return client, client.get_workflow_handle(run or "none", result_type=RunStatus)
+async def connected(stack: Stack) -> Client:
+    return await Client.connect(stack.temporal_address, data_converter=pydantic_data_converter)
 
 
 async def ended(handle: Handle, step: int) -> bool:

@@ -11,6 +11,7 @@ from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.placement import bind_pool, find_pool, release_pools, standing
+from relax_infer.placement.again import only_one
 from relax_infer.placement.standing import (
     StandingPool,
     keep_pools,
@@ -19,6 +20,7 @@ from relax_infer.placement.standing import (
     same_devices,
     standing_pool,
 )
+from tests.workflows.scripted_world import until
 
 
 def on_ray(test: Any) -> Any:
@@ -189,6 +191,22 @@ async def test_what_the_run_has_let_go_of_nobody_makes_again(
     with pytest.raises(UnconfirmedError, match="has let go of pool meanwhile"):
         await need(ref)
     assert find_pool(ref.run) is None
+
+
+@on_ray
+async def test_who_waits_for_a_pool_that_the_run_lets_go_of_is_told_and_no_lock_is_left(
+    ref: RunRef,
+):
+    await bound(ref, 2)
+    await release_pools(ref.run)
+    waits = asyncio.create_task(need(ref))
+    await until(lambda: (ref.store, ref.run, "pool") in standing._being_made)
+    await let_go_of_pools(ref)
+    with pytest.raises(UnconfirmedError, match="has just let go of it"):
+        await waits
+    assert find_pool(ref.run) is None
+    async with only_one(1.0):
+        pass
 
 
 @on_ray
