@@ -80,7 +80,14 @@ install:
 demo: install
 	@$(BIN)/relax-infer run quickstart --steps $(STEPS) --report relax-report.html --down
 
-test: check unit real
+# The checks take one core, so the unit tests begin beside them.
+test: install
+	@checks=$(VENV)/check.log; $(MAKE) --no-print-directory check > $$checks 2>&1 & checking=$$!
+	code=0; $(MAKE) --no-print-directory unit || code=$$?
+	wait $$checking || code=$$?
+	cat $$checks
+	[ $$code -eq 0 ] || exit $$code
+	$(MAKE) --no-print-directory real
 
 check: install
 	$(BIN)/ruff check .
@@ -88,49 +95,73 @@ check: install
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Two processes side by side, for two cores: the rules (model checker, workflows), and the rest.
-RULES := tests/machines tests/workflows
-UNIT := $(BIN)/python -m pytest -m "not real and not slow and not chaos" --durations=10 $(ARGS)
+# Processes for two cores, the longest first; the third at work mostly waits. The last two have
+# what no other has.
+LONG := tests/workflows/test_training_run.py
+SCALING := $(wildcard tests/workflows/test_*scal*.py)
+WAITING := tests/cli tests/acceptance tests/deploy tests/security
+PARTS := tests/workflows tests/machines tests/gateway tests/discovery $(WAITING)
+without = $(addprefix --ignore=,$(1))
+define UNIT_CHUNKS
+workflows tests/workflows $(call without,$(LONG) $(SCALING))
+waiting $(WAITING)
+scaling $(SCALING)
+others tests $(call without,$(PARTS))
+machines tests/machines
+runs $(LONG)
+gateway tests/gateway tests/discovery
+endef
+export UNIT_CHUNKS
+
+# Every line of stdin is a name and what pytest is given, in a process of its own; exit code 5 is
+# "nothing chosen".
+define chunks
+{ chunk() {
+  local name=$$1 code=0 begun=$$SECONDS; shift
+  local log=$(VENV)/$$name.log
+  $(BIN)/python -m pytest -m $(2) --durations=10 $(ARGS) "$$@" > $$log 2>&1 || code=$$?
+  echo "$$name: $$((SECONDS - begun)) s" >> $$log
+  cat $$log
+  [ $$code -eq 0 ] || [ $$code -eq 5 ]
+}
+export -f chunk
+xargs -P $(1) -L 1 bash -c 'chunk "$$@"' _; }
+endef
 
 unit: install
-	$(UNIT) $(RULES) > $(VENV)/rules.log 2>&1 & rules=$$!
-	code=0
-	$(UNIT) $(addprefix --ignore=,$(RULES)) || [ $$? -eq 5 ] || code=1
-	wait $$rules || [ $$? -eq 5 ] || code=1
-	cat $(VENV)/rules.log
-	exit $$code
+	@$(call chunks,3,"not real and not slow and not chaos") <<< "$$UNIT_CHUNKS"
 
 slow: install
 	$(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
 
+# A process for each, since each has a Ray of its own.
 chaos: install
-	$(BIN)/python -m pytest -m chaos -s --durations=0 $(ARGS) tests/chaos
+	@code=0
+	for each in tests/chaos/test_*.py; do
+	  $(BIN)/python -m pytest -m chaos -s --durations=0 $(ARGS) $$each || code=$$?
+	done
+	exit $$code
 
 bench: install
 	for each in $$(ls tests/bench/*.py | grep -v __init__); do
 	  echo "== $$each"; $(BIN)/python -m "$$(echo $${each%.py} | tr / .)"
 	done
 
-# A process for each room: two tests in one process must not share a Ray, and exit code 5 is
-# "nothing chosen". Two lanes side by side, for two cores; then the whole loop, alone.
-REAL := $(BIN)/python -m pytest -m "real and not slow" --durations=5 $(ARGS)
+# A process for each room: two tests in one process must not share a Ray. Two at once, for two
+# cores, the longest first; the engines' own room is halved.
+WHOLE := tests/engines/test_real_engine.py
+LONG_ROOMS := training placement gateway
+REAL_FILES = $(shell grep -rlE 'mark\.real' tests --include='*.py' | sort)
+room = $(filter tests/$(1)/%,$(REAL_FILES))
+rooms = $(LONG_ROOMS) $(filter-out engines e2e $(LONG_ROOMS),$(sort $(notdir $(patsubst %/,%,$(dir $(REAL_FILES))))))
 
 real: install
-	lane() {
-	  for room in "$$@"; do
-	    local begun=$$SECONDS
-	    $(REAL) $$room || [ $$? -eq 5 ] || return 1
-	    echo "Real tests of $$room: $$((SECONDS - begun)) s"
-	  done
-	}
-	rooms=$$(grep -rlE 'mark\.real' tests --include='*.py' | cut -d/ -f1-2 | sort -u)
-	lane tests/engines > $(VENV)/engines.log 2>&1 & engines=$$!
-	code=0
-	lane $$(grep -vE '/(engines|e2e)$$' <<< "$$rooms") || code=1
-	wait $$engines || code=1
-	cat $(VENV)/engines.log
-	[ $$code -eq 0 ]
-	lane tests/e2e
+	@{
+	  echo "real-e2e $(call room,e2e)"
+	  echo "real-engines $(filter-out $(WHOLE),$(call room,engines))"
+	  echo "real-engine $(WHOLE)"
+	  printf 'real-%s\n' $(foreach name,$(rooms),"$(name) $(call room,$(name))")
+	} | $(call chunks,2,"real and not slow")
 
 up: install
 	@$(BIN)/python -m workers.local up --home .relax

@@ -9,13 +9,13 @@ from temporalio import activity
 
 from activities._progress import teller
 from activities._run_files import store_of
-from relax_infer.config import Recipe, load_recipe, recipe_sha256, require_runnable
+from relax_infer.config import Recipe, read_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
 from relax_infer.config.scoring import GenRM, Teacher
 from relax_infer.contracts.alarms import LogProbBound
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.autoscale import AutoscalePolicy
-from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, OffloadKind, Role
+from relax_infer.contracts.engines import EngineGroupSpec, LeaseRole, Role
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RUN_ID, RunRef, WeightsRef
 from relax_infer.contracts.run import BeginFrom, ResolveRequest, RunPlan
@@ -51,7 +51,7 @@ def _resolve(request: ResolveRequest) -> RunPlan:
             f"{request.run!r} cannot be a run id: folders and actors are named after it.",
             cure="Start it under 1 to 64 letters, digits, - and _, a letter or digit first.",
         )
-    recipe = load_recipe(request.start.recipe, dict(request.start.overrides))
+    recipe = read_recipe(request.start.recipe, dict(request.start.overrides))
     if request.start.steps is not None:
         recipe = recipe.model_copy(update={"steps": request.start.steps})
     placed = plan_inference_placement(recipe)
@@ -173,12 +173,14 @@ def _plan(
     run: RunRef, recipe: Recipe, placed: InferencePlacementPlan, folders: dict[str, Path]
 ) -> RunPlan:
     device = cluster_device(recipe.cluster.device)
+    residual = round(recipe.lease.residual_gib * (1 << 30))
     transport = WeightTransport.model_validate(recipe.train.weights.model_dump())
 
     def group(role: Role, model_id: str, path: Path, engine: Engine) -> EngineGroupSpec:
         placement = model_placement(placed, role, model_id)
         if placement is None:
             raise PermanentError(f"the placement plan lacks {role}/{model_id}.")
+        assert engine.offload != "none", "require_runnable has refused it"
         return EngineGroupSpec(
             run=run.run,
             role=role,
@@ -188,7 +190,7 @@ def _plan(
             replicas=engine.replicas,
             gpus_per_replica=engine.gpus_per_replica,
             nodes_per_replica=placement.nodes_per_engine,
-            offload=_offload(role, engine),
+            offload=engine.offload,
             ray_gpu_fraction=placement.ray_gpu_fraction,
             placement_group=placement.pool,
             bundles=(),
@@ -200,6 +202,7 @@ def _plan(
             drain_timeout=engine.drain_timeout,
             store=run.store,
             weights=transport if role == "rollout" else WeightTransport(),
+            residual_memory=residual,
         )
 
     groups = [
@@ -251,6 +254,7 @@ def _plan(
         sequence_parallel=train.sequence_parallel,
         packed=train.packed,
         micro_batch_tokens=train.micro_batch_tokens,
+        residual_memory=residual,
     )
     apart = {frozenset(pair) for pair in roles_apart(placed)}
     pairs: list[tuple[LeaseRole, LeaseRole]] = list(combinations((*roles, "trainer"), 2))
@@ -297,15 +301,6 @@ def autoscale_policies(
 def _sent(weights: WeightTransport) -> float:
     """Seconds that may pass before the disk is read."""
     return 0.0 if weights.transport == "disk" else weights.timeout
-
-
-def _offload(role: Role, engine: Engine) -> OffloadKind:
-    if engine.offload == "none":
-        raise PermanentError(
-            f"{role}.engine.offload is none: engines that share GPUs must let them go.",
-            cure="Set it to memory_saver or restart.",
-        )
-    return engine.offload
 
 
 ACTIVITIES = (resolve_recipe,)

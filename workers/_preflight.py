@@ -85,8 +85,8 @@ class Ports:
         for claim in self._claims:
             claim.close()
 
-    def choose(self, what: str, asked: int = 0, preferred: int = 0) -> int:
-        """The port asked for, else the preferred one, else any.
+    def choose(self, what: str, asked: int = 0, *preferred: int) -> int:
+        """The port asked for, else the first free one of those preferred, else any.
 
         Raises:
             StackError: the port that was asked for is in use, or none is free.
@@ -98,8 +98,9 @@ class Ports:
                     cure="End what listens there, or leave the option out: a free one is chosen.",
                 )
             return asked
-        if preferred and self._claim(preferred):
-            return preferred
+        for port in preferred:
+            if port and self._claim(port):
+                return port
         for port in random.sample(range(_LOWEST, _lowest_ephemeral()), 200):
             if self._claim(port):
                 return port

@@ -12,7 +12,14 @@ from relax_infer.contracts.base import Message
 from relax_infer.engines.host_processes import ProcessStamp
 from workers._preflight import StackError
 
-_FILE, _LOCK = "stack.json", "stack.lock"
+_FILE, _LOCK, _PORTS = "stack.json", "stack.lock", "ports.json"
+
+
+class LastPorts(Message):
+    """Ports that an earlier stack of a home had; 0: none."""
+
+    temporal: int = 0
+    ui: int = 0
 
 
 class ProcessRecord(ProcessStamp):
@@ -85,7 +92,32 @@ def write(record: StackRecord) -> None:
 
 
 def remove(home: Path) -> None:
+    """What leads to its servers is kept: whoever watches a run finds the next stack there."""
+    record = read(home)
+    if record is not None:
+        ports = LastPorts(
+            temporal=_port(record.temporal_address), ui=_port(record.temporal_ui.rstrip("/"))
+        )
+        (home / _PORTS).write_text(ports.model_dump_json() + "\n")
     (home / _FILE).unlink(missing_ok=True)
+
+
+def last_ports(home: Path) -> LastPorts:
+    """Those of the last stack of this home that was ended; 0 where there was none."""
+    try:
+        return LastPorts.model_validate_json((home / _PORTS).read_bytes())
+    except (OSError, ValidationError):
+        return LastPorts()
+
+
+def _port(address: str) -> int:
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0
+
+
+def was_used(home: Path) -> bool:
+    """Whether an ``up`` or ``down`` ever was at work there."""
+    return (home / _LOCK).exists() or (home / _FILE).exists()
 
 
 @contextmanager

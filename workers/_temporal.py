@@ -21,13 +21,15 @@ _DYNAMIC_CONFIG = (
     # By default every dispatch waits 40 to 50 ms for its queue to be polled.
     "history.transferProcessorMaxPollRPS=200",
     "history.timerProcessorMaxPollRPS=200",
+    # One partition of each queue: a task meets its poller without being handed on or stored.
+    "matching.numTaskqueueReadPartitions=1",
+    "matching.numTaskqueueWritePartitions=1",
 )
 _PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
-SPEED = (
-    *(word for pragma in _PRAGMAS for word in ("--sqlite-pragma", pragma)),
-    *(word for value in _DYNAMIC_CONFIG for word in ("--dynamic-config-value", value)),
-)
-"""Options of a development server with its database in a file, without which it is slow."""
+DYNAMIC = tuple(word for value in _DYNAMIC_CONFIG for word in ("--dynamic-config-value", value))
+"""Options of any development server, without which it is slow."""
+SPEED = (*(word for pragma in _PRAGMAS for word in ("--sqlite-pragma", pragma)), *DYNAMIC)
+"""Those of one with its database in a file."""
 VARIABLES = {"GOGC": "400"}
 """Its heap is small and short-lived: a fifth of its time went to collecting it. A person's own
 value comes before."""

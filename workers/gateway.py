@@ -20,8 +20,14 @@ from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import App
+from relax_infer.gateway.judge import MAX_NEW_TOKENS
 from relax_infer.gateway.operator import ScaleRefused, with_operator_routes
-from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_gateway
+from relax_infer.gateway.serve import (
+    GatewayOptions,
+    named_folders,
+    named_objects,
+    serve_gateway,
+)
 from relax_infer.telemetry import configure_logs
 from relax_infer.telemetry.traces import configure_traces, end_traces
 from workers._converter import data_converter
@@ -118,6 +124,19 @@ def main() -> None:
         metavar="MODEL=FOLDER",
         help="for messages; without it the engine is asked where its tokenizer is",
     )
+    parser.add_argument(
+        "--genrm-template-kwargs",
+        action="append",
+        default=[],
+        metavar="MODEL=JSON",
+        help="given to that template besides the messages",
+    )
+    parser.add_argument(
+        "--genrm-max-new-tokens",
+        type=int,
+        default=MAX_NEW_TOKENS,
+        help="of messages that do not say",
+    )
     arguments = parser.parse_args()
     configure_logs(run=arguments.run, role="gateway")
     configure_traces("relax-gateway")
@@ -140,6 +159,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
             timeout=arguments.request_timeout,
             rollout_router=arguments.rollout_router,
             tokenizers=named_folders(arguments.genrm_tokenizer),
+            template_kwargs=named_objects(arguments.genrm_template_kwargs),
+            judge_tokens=arguments.genrm_max_new_tokens,
         ),
     )
 

@@ -70,7 +70,8 @@ def up(
         gpus: GPUs of the Ray head, pretended where the machine has none.
         worker: whether a Temporal worker belongs to it.
         memory_gib: memory that must be free.
-        temporal_port, ui_port, ray_port: 0: 7233 and 8233 if free, any other otherwise.
+        temporal_port, ui_port, ray_port: 0: those of the last stack of this home, else 7233 and
+            8233, if they are free; any other otherwise.
 
     Raises:
         StackError: a port in use, a program missing, too little memory, something that did not
@@ -78,19 +79,20 @@ def up(
     """
     home = home.absolute()
     with _stack_file.locked(home):
-        running = _running(home, say)
+        running = _running(home, gpus, say)
         if running is not None:
             return running
         check_memory(memory_gib)
         for name in ("temporal", "ray"):
             binary(name)
+        last = _stack_file.last_ports(home)
         with Ports() as ports:
             stack = Stack.new(
                 home,
                 gpus=gpus,
                 worker=worker,
-                temporal_port=ports.choose("Temporal", temporal_port, 7233),
-                ui_port=ports.choose("Temporal's web UI", ui_port, 8233),
+                temporal_port=ports.choose("Temporal", temporal_port, last.temporal, 7233),
+                ui_port=ports.choose("Temporal's web UI", ui_port, last.ui, 8233),
                 metrics_port=ports.choose("Temporal's metrics"),
                 worker_ports=(ports.choose("metrics"), ports.choose("the SDK's metrics")),
                 ray_port=ports.choose("Ray", ray_port),
@@ -111,18 +113,24 @@ def down(home: Path, say: Say = print) -> DownReport:
         StackError: another ``up`` or ``down`` is at work there.
     """
     home = home.absolute()
+    if not _stack_file.was_used(home):
+        return _nothing(home, say)
     with _stack_file.locked(home), _undisturbed():
         record = _stack_file.read(home)
         if record is None:
-            say(f"No local stack in {home}.")
-            return DownReport((), (), ())
+            return _nothing(home, say)
         report = Stack(record).end(say)
         rest = f"; killed {len(report.killed)} more" if report.killed else ""
         say(f"Ended {', '.join(report.ended) or 'nothing: all were gone'}{rest}.")
         return report
 
 
-def _running(home: Path, say: Say) -> Stack | None:
+def _nothing(home: Path, say: Say) -> DownReport:
+    say(f"No local stack in {home}.")
+    return DownReport((), (), ())
+
+
+def _running(home: Path, gpus: int, say: Say) -> Stack | None:
     """The stack of ``home`` with everything running, None after ending what is left of it."""
     record = _stack_file.read(home)
     if record is None:
@@ -131,6 +139,8 @@ def _running(home: Path, say: Say) -> Stack | None:
     missing = stack.missing()
     if record.ready and not missing:
         say(f"The stack in {home} runs already: web UI {stack.temporal_ui}")
+        if record.gpus < gpus:
+            say(f"It has {record.gpus} GPUs, not {gpus}: `relax-infer down` first for more.")
         return stack
     if record.ready and "ray" not in missing:
         say(f"The stack in {home} runs without {', '.join(missing)}; starting again.")

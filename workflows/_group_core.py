@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 from relax_infer.contracts.engines import (
     EngineGroupSpec,
@@ -81,9 +81,12 @@ class GroupCore:
         """The role learns what the group has become before it hears how the operation ended."""
         self._show()
         role = f"{self._start.run.run}.{self._book.spec.role}"
-        await workflow.get_external_workflow_handle(role).signal(
-            "group_changed", self._next_snapshot()
-        )
+        try:
+            await workflow.get_external_workflow_handle(role).signal(
+                "group_changed", self._next_snapshot()
+            )
+        except ApplicationError as error:  # its workflow was ended by hand
+            workflow.logger.warning("%s is gone: %s", role, error)
 
     def _admit(self, operation: RoleOperation) -> None:
         """The workflow's own fence: an operation of an earlier grant is refused here already."""

@@ -24,34 +24,50 @@ class GroupMending(GroupCore):
     async def _watch(self) -> None:
         """While the group answers, know at once when a replica no longer does."""
         while True:
-            await workflow.wait_condition(lambda: self._watchable)
-            seen = self._book.incarnations()
-            request = WatchRequest(group=self._book.spec, incarnations=seen)
-            watch = asyncio.create_task(WATCH_ENGINES(request, summary="watch"))
-            watch.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-            await workflow.wait_condition(
-                lambda watch=watch, seen=seen: (
-                    watch.done() or not self._watchable or self._book.incarnations() != seen
-                )
-            )
-            if not watch.done():
-                watch.cancel()
-                continue
             try:
-                lost = watch.result().lost
-            except ActivityError as error:
-                workflow.logger.warning("the watch of %s ended: %s", self._id, text_of(error))
+                await self._watch_once()
+            except Exception as error:
+                if not workflow.patched("watch-goes-on"):
+                    raise
+                # Nobody would notice a loss any more; the error alone is no reason for that.
+                workflow.logger.exception("the watch of %s: %s", self._id, text_of(error))
                 await workflow.sleep(WATCH_PAUSE)
-                continue
-            if self._watchable:
-                await self._lose(lost)
 
-    async def _lose(self, lost: Sequence[ReplicaReport]) -> None:
+    async def _watch_once(self) -> None:
+        """Until a loss, or until there is something else to watch."""
+        await workflow.wait_condition(lambda: self._watchable)
+        seen = self._book.incarnations()
+        request = WatchRequest(group=self._book.spec, incarnations=seen)
+        watch = asyncio.create_task(WATCH_ENGINES(request, summary="watch"))
+        watch.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await workflow.wait_condition(
+            lambda: watch.done() or not self._watchable or self._book.incarnations() != seen
+        )
+        if not watch.done():
+            watch.cancel()
+            return
+        try:
+            lost = watch.result().lost
+        except ActivityError as error:
+            workflow.logger.warning("the watch of %s ended: %s", self._id, text_of(error))
+            await workflow.sleep(WATCH_PAUSE)
+            return
+        if self._watchable:
+            await self._lose(lost, seen)
+
+    async def _lose(self, lost: Sequence[ReplicaReport], seen: dict[int, str]) -> None:
         """A loss that the watch saw. What goes wrong with it must not end the watch: the group
-        stays BLOCKED, and the next probe looks again."""
+        stays BLOCKED, and the next probe looks again.
+
+        Args:
+            seen: the incarnations that were watched.
+        """
         try:
             async with self._at_work():
-                await self._mend(lost)
+                # Another operation may have had its turn before: it let go of what was lost.
+                same = self._book.state is GroupState.READY and self._book.incarnations() == seen
+                if same or not workflow.patched("watch-goes-on"):
+                    await self._mend(lost)
         except FailureError as error:
             workflow.logger.error("mending %s: %s", self._id, text_of(error))
 

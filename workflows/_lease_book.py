@@ -17,7 +17,12 @@ from relax_infer.contracts.lease import (
 )
 from relax_infer.machines import BATCH, LEASE, BatchEvent, BatchState, LeaseEvent, LeaseState
 
+NUMBERS_PER_LEASE = 1_000_000_000
+"""Of fence tokens and of operations: a lease that is begun anew goes on above every number that the
+lost one can have given."""
 COMMITS_REMEMBERED = 1024
+_CAUSES_WHOLE, _CAUSE_SHORT = 64, 80
+"""Given up batches whose cause is kept as it was told, and characters of those before."""
 _TRANSITIONS_SHOWN = 120
 
 
@@ -40,19 +45,40 @@ class LeaseBook:
     let go, so it may keep its GPUs from one batch to the next.
     """
 
-    def __init__(self, pool: str, roles: tuple[str, ...], apart: Pairs = ()) -> None:
+    def __init__(
+        self, pool: str, roles: tuple[str, ...], apart: Pairs = (), *, fence_counter: int = 0
+    ) -> None:
         unknown = [role for role in roles if role not in LEASE_ROLES]
         if unknown:
             raise LeaseRefused(f"Unknown inference role: {', '.join(unknown)}")
         self.pool = pool
         self._apart = {frozenset(pair) for pair in apart}
-        self.fence_counter = 0
+        self.fence_counter = fence_counter
         self.roles = {role: RoleLease(state=LEASE.initial) for role in roles}
         self.batch: BatchRecord | None = None
         self.committed: list[str] = []
         self.given_up: dict[str, str] = {}
         """Batches that a person gave up, and the cause of each; as many as commits."""
         self.transitions: list[LeaseTransition] = []
+
+    @classmethod
+    def begun_anew(
+        cls,
+        pool: str,
+        roles: tuple[str, ...],
+        apart: Pairs = (),
+        *,
+        run: str,
+        lost: int,
+        at: float,
+    ) -> "LeaseBook":
+        """The book of a lease that follows ``lost`` others, which were ended by hand. What they
+        knew is gone: any role may hold its GPUs."""
+        book = cls(pool, roles, apart, fence_counter=lost * NUMBERS_PER_LEASE)
+        why = "its lease was ended by hand and begun anew"
+        for role in book.roles:
+            book.doubt(role, f"{run}.lost-{lost}.{role}", at, why)
+        return book
 
     # --- what may happen
 
@@ -169,6 +195,13 @@ class LeaseBook:
         """Advance one role's lease by what was confirmed, proved, or went wrong."""
         self._move(role, event, at, reason=reason)
 
+    def doubt(self, role: str, grant_id: str, at: float, reason: str) -> None:
+        """The lease was begun anew: what the role holds is not known any more. The token is above
+        all that were given, so nothing that is on its way can still load."""
+        self.fence_counter += 1
+        fence = FenceToken(counter=self.fence_counter, grant_id=grant_id)
+        self._move(role, LeaseEvent.MEMORY_LOST, at, fence=fence, reason=reason)
+
     def explain(self, role: str, reason: str) -> None:
         """Why a BLOCKED role is still so."""
         self.roles[role] = self.roles[role].model_copy(update={"reason": reason})
@@ -208,6 +241,8 @@ class LeaseBook:
             self.given_up[self.batch.batch] = self.batch.error or "a person gave it up"
             for oldest in list(self.given_up)[:-COMMITS_REMEMBERED]:
                 del self.given_up[oldest]
+            for earlier in list(self.given_up)[:-_CAUSES_WHOLE]:
+                self.given_up[earlier] = self.given_up[earlier][:_CAUSE_SHORT]
         self.batch = None
 
     # --- what is
@@ -215,6 +250,10 @@ class LeaseBook:
     @property
     def blocked(self) -> list[str]:
         return [r for r, lease in self.roles.items() if lease.state is LeaseState.BLOCKED]
+
+    def in_doubt_for(self, role: str) -> list[str]:
+        """BLOCKED roles that ``role`` would have to wait for, itself among them."""
+        return [r for r in self.blocked if r == role or r in self._sharing(role)]
 
     @property
     def holders(self) -> tuple[str, ...]:

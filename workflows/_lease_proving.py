@@ -8,13 +8,26 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from relax_infer.contracts.fence import FenceToken
-from relax_infer.contracts.lease import LeaseRequest
+from relax_infer.contracts.lease import LeaseRequest, RoleResult
 from relax_infer.machines import LeaseEvent, LeaseState
 from workflows._failures import PERMANENT, UNCONFIRMED, fail, kind_of, text_of
+from workflows._group_gone import end_group
 from workflows._lease_core import LeaseCore
+from workflows._mailbox import NobodyThere
 
 PAUSE, SLOW_PAUSE = 10.0, 3600.0
 """Most seconds between two probes of a role in doubt, before and after the run was told."""
+
+
+def what_it_proves(state: str, *, left: bool) -> LeaseEvent | None:
+    """What an answer says of a BLOCKED role's lease; None: nothing.
+
+    Args:
+        left: a lost lease left the role; if it is up, nobody knows for whom.
+    """
+    if state in ("SLEEPING", "STOPPED"):
+        return LeaseEvent.RELEASE_PROVED
+    return LeaseEvent.ACTIVE_PROVED if state == "READY" and not left else None
 
 
 class LeaseProving(LeaseCore):
@@ -85,8 +98,9 @@ class LeaseProving(LeaseCore):
             return
         self._reconciling.add(role)
         try:
-            result = await self._have(role, "probe", lease.fence, None)
-            asleep = result.state in ("SLEEPING", "STOPPED")
+            result = await self._look(role, lease.fence)
+            proved = what_it_proves(result.state, left=role in self._left)
+            asleep = proved is LeaseEvent.RELEASE_PROVED
             wrong = await self._judge(role, lease.fence, result) if asleep else None
         except ApplicationError as error:
             workflow.logger.warning("probe of %s proved nothing: %s", role, text_of(error))
@@ -98,11 +112,31 @@ class LeaseProving(LeaseCore):
         if wrong is not None:
             self._doubted.add(role)
             self._book.explain(role, text_of(wrong))
-        elif asleep:
-            self._book.record(role, LeaseEvent.RELEASE_PROVED, workflow.time())
-        elif result.state == "READY":
-            self._proved[role] = result
-            self._book.record(role, LeaseEvent.ACTIVE_PROVED, workflow.time())
+        elif proved is not None:
+            if not asleep:
+                self._proved[role] = result
+            self._book.record(role, proved, workflow.time())
+
+    async def _look(self, role: str, fence: FenceToken) -> RoleResult:
+        """Where it stands. What a lost lease left may be at work, and nobody knows for whom any
+        more: it lets go. What has nothing up cannot, and says so when it is probed."""
+        if role in self._left:
+            try:
+                gone = await self._have(role, "offload", fence, None)
+            except ApplicationError as error:
+                workflow.logger.info("%s did not let go, so it is probed: %s", role, text_of(error))
+            else:
+                return gone.model_copy(update={"state": "SLEEPING"})
+        return await self._have(role, "probe", fence, None)
+
+    async def _find_out(self) -> None:
+        """Every role that a lost lease left is in doubt until it is known to have let go."""
+
+        async def find_out(role: str) -> None:
+            await self._wait_until_known(role)
+            self._left.discard(role)
+
+        await asyncio.gather(*(find_out(role) for role in sorted(self._left)))
 
     def _is_blocked_under(self, role: str, fence: FenceToken | None) -> bool:
         """Still, after something was waited for."""
@@ -115,13 +149,21 @@ class LeaseProving(LeaseCore):
                 await self._resolve_role(role, f"{request.who}: {request.why}")
         batch = self._book.batch
         meant = batch is not None and request.batch in (None, batch.batch)
-        if request.abandon and meant and not self._book.blocked:
+        if not (request.abandon and meant):
+            return
+        # What is BLOCKED stays reserved, whatever becomes of the batch.
+        if not self._book.blocked or workflow.patched("abandoned-while-blocked"):
             self._book.abandon_batch()
 
     async def _resolve_role(self, role: str, word: str) -> None:
         """The word stands for what cannot be proved; what can answer lets go, or goes on."""
         fence, told = self._book.roles[role].fence, role in self._doubted
-        result = await self._have(role, "resolve", fence, None, word=word)
+        try:
+            result = await self._have(role, "resolve", fence, None, word=word)
+        except NobodyThere as gone:
+            if fence is None or not workflow.patched("word-past-a-role"):
+                raise
+            result = await self._end_groups_of(role, fence, word, gone)
         state, asleep = result.state, result.state in ("SLEEPING", "STOPPED")
         if asleep and result.evidence and fence is not None and not told:
             # A person who was not told of a contradiction has not looked for what it is about.
@@ -140,3 +182,23 @@ class LeaseProving(LeaseCore):
             await self._reconcile_once(role)
         else:
             raise fail(UNCONFIRMED, f"{role} is {state} also after the word of {word}")
+
+    async def _end_groups_of(
+        self, role: str, fence: FenceToken, word: str, gone: NobodyThere
+    ) -> RoleResult:
+        """In the place of a role whose workflow was ended by hand."""
+        if not (groups := self._groups.get(role)):
+            told = "it never said which engines it has: stop them with `relax-infer down`"
+            raise fail(UNCONFIRMED, f"{text_of(gone)}; {told}") from gone
+        run, operation_id = self._start.run.run, self._next_id("resolve")
+        for spec in groups:
+            await end_group(
+                self._mail,
+                f"{run}.{role}.{spec.model}",
+                spec,
+                fence,
+                word,
+                operation_id,
+                self._start.operation_timeout,
+            )
+        return RoleResult(state="STOPPED")

@@ -7,18 +7,26 @@ the run.
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Literal
 
 from temporalio import workflow
 from temporalio.exceptions import FailureError
 
-from relax_infer.contracts.lease import LeaseInput, RoleInput, RoleOperation, RoleResult
+from relax_infer.contracts.lease import (
+    LeaseAnswer,
+    LeaseInput,
+    RoleInput,
+    RoleOperation,
+    RoleResult,
+)
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import FrontAddress, RunPlan
 from relax_infer.contracts.training import TrainerOperation
 from workflows._calls import (
     CLOSE_TRANSFER_QUEUE,
     ENSURE_FRONT,
+    FORGET_TRAINER,
     OPEN_TRANSFER_QUEUE,
     RELEASE_PLACEMENT,
     STOP_FRONT,
@@ -26,9 +34,31 @@ from workflows._calls import (
     Call,
 )
 from workflows._failures import text_of
+from workflows._lasting import begin_lasting
 from workflows._lease_client import LeaseClient
-from workflows._mailbox import Mailbox
+from workflows._mailbox import Mailbox, NobodyThere
 from workflows._visible import attributes
+
+
+async def begin_lease(plan: RunPlan, lost: int = 0) -> None:
+    """Start the run's lease; ``lost``: how many of it were ended by hand before this one."""
+    await begin_lasting(
+        "GpuLease",
+        LeaseInput(
+            run=plan.run,
+            roles=plan.roles,
+            operation_timeout=plan.operation_timeout,
+            reconcile_timeout=plan.reconcile_timeout,
+            trainer=plan.trainer,
+            apart=plan.apart,
+            in_place=("rollout",) if plan.updates_in_place else (),
+            lost=lost,
+            groups=plan.groups if lost else (),
+        ),
+        id=f"{plan.run.run}.lease",
+        search_attributes=attributes(run=plan.run.run),
+        summary=f"who may use the GPUs of {plan.run.run}",
+    )
 
 
 def inference_roles(plan: RunPlan) -> tuple[str, ...]:
@@ -64,7 +94,7 @@ class Premises:
         """Lease, roles and servers; then every role once under the lease, so that what cannot work
         is found before the first step."""
         run = self._plan.run
-        await self._start_lease()
+        await begin_lease(self._plan)
         await self._start_roles(0)
         self._show("brings up router, gateway and TransferQueue")
         front, _, _ = await asyncio.gather(
@@ -79,7 +109,8 @@ class Premises:
         self._show("stops the roles")
         await self._stop_everyone()
         self._show("takes down TransferQueue, router, gateway and the placement group")
-        await self._lease.ask_to_close()
+        with suppress(NobodyThere):  # ended by hand a moment ago: nobody holds anything any more
+            await self._lease.ask_to_close()
         await self._take_down("TransferQueue's partitions", CLOSE_TRANSFER_QUEUE, "TransferQueue")
         await self._take_down("router and gateway", STOP_FRONT, "router and gateway")
         await self._take_down("the placement group", RELEASE_PLACEMENT, "placement group")
@@ -108,6 +139,26 @@ class Premises:
         await self._start_roles(number)
         await self._try_every_role()
 
+    async def _let_go(self) -> LeaseAnswer | None:
+        """Every role lets go under one lease, while all of them can still be asked; the trainer's
+        answer. A lease that is ended by hand from then on is needed no more: one that began anew
+        could not ask roles that are gone, and would keep their GPUs for ever."""
+        if workflow.patched("all-let-go-first"):
+            while True:
+                begun = self._lease.begun_anew
+                for role in inference_roles(self._plan):
+                    await self._lease.take("deactivate", role)
+                trainer = await self._lease.take("deactivate", "trainer")
+                if self._lease.begun_anew == begun:
+                    return trainer
+        if workflow.patched("a-lease-that-is-gone") and not await self._lease.find():
+            for role in self._plan.roles:
+                await self._lease.take("deactivate", role)
+        for role in self._plan.roles:
+            if not self._plan.sharing(role):  # it keeps its GPUs; nobody else holds any now
+                await self._lease.release(role)
+        return None
+
     # --- roles
 
     async def _try_every_role(self) -> None:
@@ -122,12 +173,10 @@ class Premises:
                     await self._lease.release(role)
 
     async def _stop_everyone(self, occasion: str = "") -> None:
-        for role in self._plan.roles:
-            if not self._plan.sharing(role):  # it keeps its GPUs; nobody else holds any now
-                await self._lease.release(role)
+        trainer = await self._let_go()
         prefix = f"{occasion}." if occasion else ""
         await asyncio.gather(*(self._stop_role(r, prefix) for r in inference_roles(self._plan)))
-        await self._stop_trainer(occasion or "1")
+        await self._stop_trainer(occasion or "1", trainer)
 
     async def _stop_role(self, role: str, prefix: str) -> None:
         """Asked again, under an id of its own, after a person has looked at what failed; their word
@@ -136,61 +185,75 @@ class Premises:
         for number in itertools.count(1):
             attempt = f"{prefix}{number}"
             try:
-                if word is not None:
-                    await self._ask_role(role, "resolve", attempt, word)
-                await self._ask_role(role, "stop", attempt)
+                await self._end_role(role, attempt, word)
             except FailureError as error:
                 trouble = f"cannot stop {role}: {text_of(error)}"
                 word = await self._ask_person(trouble, f"stops {role} again")
             else:
                 return
 
-    async def _ask_role(
-        self, role: str, method: Literal["stop", "resolve"], attempt: str, word: str | None = None
+    async def _end_role(self, role: str, attempt: str, word: str | None) -> None:
+        try:
+            if word is not None:
+                await self._ask(role, "resolve", attempt, word)
+            await self._ask(role, "stop", attempt)
+        except NobodyThere:
+            if word is None or not workflow.patched("a-role-that-is-gone"):
+                raise
+            await self._stop_groups(role, attempt, word)
+
+    async def _stop_groups(self, role: str, attempt: str, word: str) -> None:
+        """In the place of a role whose workflow was ended by hand. The word stands for a group that
+        is gone, too."""
+        for group in self._plan.groups:
+            if group.role == role:
+                with suppress(NobodyThere):
+                    await self._ask(f"{role}.{group.model}", "resolve", attempt, word)
+                    await self._ask(f"{role}.{group.model}", "stop", attempt)
+
+    async def _ask(
+        self, who: str, method: Literal["stop", "resolve"], attempt: str, word: str | None = None
     ) -> None:
         """``stop``: every process of the role is gone, by proof, and its workflows have ended.
         ``resolve``: a person's word reaches it."""
         await self._mail.ask(
-            f"{self._run}.{role}",
+            f"{self._run}.{who}",
             method,
             RoleOperation(method=method, fence=None, word=word),
             RoleResult,
-            operation_id=f"{workflow.info().run_id}:{role}:{method}:{attempt}",
+            operation_id=f"{workflow.info().run_id}:{who}:{method}:{attempt}",
         )
 
-    async def _stop_trainer(self, attempt: str) -> None:
-        last = await self._lease.take("deactivate", "trainer")
+    async def _stop_trainer(self, occasion: str, last: LeaseAnswer | None) -> None:
+        """As a role is stopped; a word for a trainer that nobody can reach stands for its end."""
+        last = last or await self._lease.take("deactivate", "trainer")
         if last.fence is None:
             return
-        await STOP_TRAINER(
-            TrainerOperation(
+        word = None
+        for number in itertools.count(1):
+            attempt = occasion if number == 1 else f"{occasion}.{number}"
+            operation = TrainerOperation(
                 trainer=self._plan.trainer,
                 operation_id=f"{workflow.info().run_id}:trainer:stop:{attempt}",
                 fence=last.fence,
-            ),
-            summary="stop the trainer",
-        )
+            )
+            try:
+                if word is not None:
+                    resolve = f"{workflow.info().run_id}:trainer:resolve:{attempt}"
+                    forgotten = await FORGET_TRAINER(
+                        operation.model_copy(update={"operation_id": resolve}),
+                        summary=f"word of {word}",
+                    )
+                    if forgotten.why is not None:
+                        return
+                await STOP_TRAINER(operation, summary="stop the trainer")
+            except FailureError as error:
+                trouble = f"cannot stop the trainer: {text_of(error)}"
+                word = await self._ask_person(trouble, "stops the trainer again")
+            else:
+                return
 
     # --- workflows
-
-    async def _start_lease(self) -> None:
-        plan = self._plan
-        await workflow.start_child_workflow(
-            "GpuLease",
-            LeaseInput(
-                run=plan.run,
-                roles=plan.roles,
-                operation_timeout=plan.operation_timeout,
-                reconcile_timeout=plan.reconcile_timeout,
-                trainer=plan.trainer,
-                apart=plan.apart,
-                in_place=("rollout",) if plan.updates_in_place else (),
-            ),
-            id=f"{self._run}.lease",
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            search_attributes=attributes(run=self._run),
-            static_summary=f"who may use the GPUs of {self._run}",
-        )
 
     async def _start_roles(self, restarts: int) -> None:
         roles = inference_roles(self._plan)
@@ -198,7 +261,7 @@ class Premises:
 
     async def _start_role(self, role: str, restarts: int) -> None:
         plan = self._plan
-        await workflow.start_child_workflow(
+        await begin_lasting(
             "InferenceRole",
             RoleInput(
                 run=plan.run,
@@ -210,7 +273,7 @@ class Premises:
                 autoscale=plan.autoscale.get(role, {}),
             ),
             id=f"{self._run}.{role}",
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             search_attributes=attributes(run=self._run, role=role),
-            static_summary=f"{role} of {self._run}",
+            summary=f"{role} of {self._run}",
+            patient=restarts > 0,
         )

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ChildWorkflowError
+from temporalio.exceptions import ApplicationError, ChildWorkflowError
 
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.recovery import RecoveryInput, RecoveryNote, RecoveryResult
@@ -107,7 +108,8 @@ class Recoveries:
     async def resolve(self, replica: int, word: str) -> RecoveryResult:
         """Give a person's word to a BLOCKED one."""
         handle = self._at_work[replica].handle
-        await handle.signal("resolve", word)
+        with suppress(ApplicationError):  # it ended a moment ago, by a proof of its own
+            await handle.signal("resolve", word)
         await workflow.wait_condition(handle.done)
         return await self.take(replica)
 
@@ -115,7 +117,8 @@ class Recoveries:
         """Have the BLOCKED ones try their proof now."""
         for recovery in list(self._at_work.values()):
             if recovery.why_blocked is not None and not recovery.handle.done():
-                await recovery.handle.signal("look_again")
+                with suppress(ApplicationError):  # likewise
+                    await recovery.handle.signal("look_again")
 
     def blocked(self) -> str | None:
         """What waits for proof or for a person, in words."""

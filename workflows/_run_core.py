@@ -1,6 +1,9 @@
 """What every part of a run's workflow needs: where it stands, and how it shows that."""
 
+from contextlib import suppress
+
 from temporalio import workflow
+from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import (
@@ -18,7 +21,7 @@ from relax_infer.machines import RUN, RunEvent, RunState
 from workflows._ahead import StepsAhead
 from workflows._lease_client import LeaseClient
 from workflows._mailbox import Mailbox
-from workflows._premises import inference_roles
+from workflows._premises import begin_lease, inference_roles
 from workflows._visible import (
     placement_rows,
     show_details,
@@ -44,7 +47,9 @@ class RunCore:
         self._start = start
         self._id = workflow.info().workflow_id
         self._mail = Mailbox()
-        self._lease = LeaseClient(self._mail, self._id)
+        self._lease = LeaseClient(self._mail, self._id, self._begin_lease_anew)
+        self._leases_lost = 0
+        """Leases of this run that were ended by hand."""
         self._state: RunState = RUN.initial
         self._doing = "reads the recipe"
         self._error: str | None = None
@@ -53,6 +58,8 @@ class RunCore:
         self._weights: WeightsRef | None = None
         self._step = -1
         self._target = start.steps or 0
+        self._target_asked = 0
+        """Of a person, while the run starts and its recipe's is not known."""
         self._progress: list[RunProgress] = []
         self._histories = 0
         self._steps_here = 0
@@ -80,6 +87,7 @@ class RunCore:
         self._progress = list(carried.progress)
         self._histories = carried.histories + 1
         self._restarts = carried.restarts
+        self._leases_lost = carried.leases_lost
 
     def _status(self) -> RunStatus:
         plan = self._plan
@@ -127,7 +135,31 @@ class RunCore:
             progress=tuple(self._progress[-PROGRESS_KEPT:]),
             histories=self._histories,
             restarts=self._restarts,
+            leases_lost=self._leases_lost,
         )
+
+    def _lease_waits_for(self, reasons: str) -> None:
+        """What the lease needs a person for; empty: nothing more."""
+        self._lease_waits = reasons or None
+        if self._state is not RunState.BLOCKED:
+            return
+        if reasons:  # of one of several
+            self._show(f"waits for a person: {reasons}")
+        elif self._words_awaited and workflow.patched("a-word-is-awaited"):
+            self._show(f"waits for a person: {self._error or 'its roles must be stopped'}")
+        else:
+            self._move(RunEvent.RESOLVED_BY_OPERATOR, "goes on")
+            if self._resolved is not None and self._resolved.action == "stop":
+                self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
+
+    async def _begin_lease_anew(self) -> None:
+        """Nothing of what the lost one knew is built upon: every role has to let go once more, with
+        proof, before anything is granted."""
+        self._leases_lost += 1
+        self._lease_waits_for("")
+        workflow.logger.warning("%s.lease was ended by hand; it begins anew", self._id)
+        with suppress(WorkflowAlreadyStartedError):  # by another part of the run, a moment ago
+            await begin_lease(self._planned, self._leases_lost)
 
     def _note(self, result: StepResult) -> None:
         batch, training, evaluation = result.batch, result.training, result.evaluation

@@ -1,11 +1,12 @@
 """The scale operations of one role: one at work for each model; the last ones are remembered."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.exceptions import ChildWorkflowError, FailureError
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError
 
 from relax_infer.contracts.lease import RoleInput
 from relax_infer.contracts.scale import (
@@ -170,10 +171,12 @@ class ScaleDesk:
                 search_attributes=attributes(run=start.run.run, role=start.role),
                 static_summary=f"{model}: {request.num_replicas or request.engine_urls} replicas",
             )
-            if self.closing:
-                await handle.signal("wind_down", GOING_DOWN.format(role=start.role.capitalize()))
-            if operation.gives_way is not None:
-                await handle.signal("give_way", operation.gives_way)
+            with suppress(ApplicationError):  # it has ended already
+                if self.closing:
+                    going_down = GOING_DOWN.format(role=start.role.capitalize())
+                    await handle.signal("wind_down", going_down)
+                if operation.gives_way is not None:
+                    await handle.signal("give_way", operation.gives_way)
             operation.status = await handle
         except (ChildWorkflowError, FailureError) as error:
             # Somebody ended it from outside, or its id was used before the role began anew.

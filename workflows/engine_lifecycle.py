@@ -62,7 +62,12 @@ class EngineLifecycle(GroupScaling):
 
     @workflow.signal
     async def ask(self, ask: Ask) -> None:
-        await self._mail.serve(ask, self._answer)
+        await self._mail.serve(ask, self._answer, self._with_news)
+
+    def _with_news(self, answer: Answer) -> Answer:
+        """Who asks again hears what the group is now."""
+        news = self._next_snapshot().model_dump(mode="json")
+        return answer.model_copy(update={"result": {**answer.result, "snapshot": news}})
 
     @workflow.signal
     def answer(self, answer: Answer) -> None:

@@ -1,5 +1,6 @@
 """GpuLease: who may use a pool of GPUs. One per pool of a run; it outlives every step."""
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import get_args
 
@@ -22,7 +23,8 @@ from relax_infer.contracts.refs import WeightsRef
 from relax_infer.machines import IllegalTransition, LeaseEvent, LeaseState
 from workflows._failures import PERMANENT, TRANSIENT, fail, kind_of, text_of
 from workflows._lease_book import LeaseRefused
-from workflows._lease_proving import LeaseProving
+from workflows._lease_sense import refuse_nonsense
+from workflows._lease_waiting import LeaseWaiting
 from workflows._versions import AUTO_UPGRADE
 
 UPDATES_PER_HISTORY = 1500
@@ -33,7 +35,7 @@ METHODS: tuple[LeaseMethod, ...] = get_args(LeaseMethod)
 
 
 @workflow.defn(name="GpuLease", versioning_behavior=AUTO_UPGRADE)
-class GpuLease(LeaseProving):
+class GpuLease(LeaseWaiting):
     """Grants the pool to one role at a time, and takes it back only on proof.
 
     Other workflows send the signal ``ask`` (method = a lease method, payload = LeaseRequest),
@@ -52,6 +54,8 @@ class GpuLease(LeaseProving):
     @workflow.run
     async def run(self, start: LeaseInput) -> LeaseStatus:
         self._show()
+        if self._left:
+            await self._find_out()
         await workflow.wait_condition(lambda: self._closing or self._history_is_long)
         await workflow.wait_condition(workflow.all_handlers_finished)
         if self._closing:
@@ -62,6 +66,11 @@ class GpuLease(LeaseProving):
     def _history_is_long(self) -> bool:
         long = workflow.info().is_continue_as_new_suggested() or self._updates > UPDATES_PER_HISTORY
         return self._operations.idle and long
+
+    @property
+    def _ends_with_its_handlers(self) -> bool:
+        """Whether nothing keeps the lease from continuing as new but who waits for a commit."""
+        return self._history_is_long and not self._book.blocked and not self._waiting
 
     # --- ways in
 
@@ -113,10 +122,8 @@ class GpuLease(LeaseProving):
         if self._closing:
             raise LeaseRefused("the lease is closed: the run has ended")
         request = LeaseRequest.model_validate({**ask.payload})
-        if request.method in ("deactivate", "release", "acknowledge_rollout_offloaded"):
-            # A workflow waits where a person is refused: it cannot do anything else.
-            role = request.role or "rollout"
-            await workflow.wait_condition(lambda: role not in self._book.blocked)
+        if self._operations.find(request) is None:
+            await self._until_known(ask, request)
         return await self._perform(request)
 
     def _close(self) -> LeaseAnswer:
@@ -130,6 +137,7 @@ class GpuLease(LeaseProving):
             return
         if request.method == "wait_committed" and self._waiters >= WAITERS:
             raise LeaseRefused(f"{WAITERS} callers wait already: one per trainer group may wait")
+        refuse_nonsense(request, self._book)
         self._book.check(request)
 
     # --- one operation
@@ -138,7 +146,11 @@ class GpuLease(LeaseProving):
         """Carry it out once; the same operation id joins it or gets its recorded result."""
         if request.method == "wait_committed":
             return await self._wait_committed(request)
-        if (known := self._operations.find(request)) is not None:
+        try:
+            known = self._operations.find(request)
+        except LeaseRefused as error:
+            raise fail(PERMANENT, str(error)) from error
+        if known is not None:
             await workflow.wait_condition(lambda: known.ended)
             return known.result()
         operation = self._operations.begin(request)
@@ -198,6 +210,8 @@ class GpuLease(LeaseProving):
         """Grant, have the role load, and answer when it confirmed that it is up."""
         failures, updated = 0, False
         while True:
+            if await self._until_free_of_doubt(role):  # lost while something else was waited for
+                self._check_still(role, request)
             if self._book.roles[role].state is LeaseState.ACTIVE:
                 if self._holds_weights(role, request.weights):
                     return self._found_active(role)
@@ -217,8 +231,7 @@ class GpuLease(LeaseProving):
                 active = self._book.roles[role].state is LeaseState.ACTIVE
                 if not active and (failures >= GRANT_ATTEMPTS or kind_of(error) == PERMANENT):
                     raise
-                if not active:
-                    self._check_still(request)
+                self._check_still(role, request)
                 continue
             self._book.record(role, LeaseEvent.ONLOAD_CONFIRMED, workflow.time())
             self._proved[role] = result
@@ -243,16 +256,17 @@ class GpuLease(LeaseProving):
                 await self._wait_until_known(role)
             else:
                 await workflow.wait_condition(lambda: role not in self._book.blocked)
-            if self._book.roles[role].state is not LeaseState.ACTIVE:
-                self._check_still(request)
+            self._check_still(role, request)
 
-    def _check_still(self, request: LeaseRequest) -> None:
-        """Legal as at first; a batch that was abandoned meanwhile does not begin by itself."""
+    def _check_still(self, role: str, request: LeaseRequest) -> None:
+        """Legal as at first, unless the role turned out to be up; a batch that was abandoned
+        meanwhile does not begin by itself."""
         if request.method == "begin_batch":
             batch = self._book.batch
             if batch is None or batch.batch != request.batch:
                 raise LeaseRefused(f"batch {request.batch} was abandoned")
-        self._book.check(request)
+        if self._book.roles[role].state is not LeaseState.ACTIVE:
+            self._book.check(request)
 
     def _holds_weights(self, role: str, weights: WeightsRef | None) -> bool:
         seen = self._proved.get(role, RoleResult())
@@ -302,19 +316,23 @@ class GpuLease(LeaseProving):
     # --- waiting for a commit
 
     async def _wait_committed(self, request: LeaseRequest) -> LeaseAnswer:
-        """At most five seconds; outside callers repeat it with a new operation id."""
+        """At most five seconds; outside callers repeat it with a new operation id. Those that come
+        one after another must not keep the lease from continuing as new."""
         batch = request.batch or ""
+        gives_way = workflow.patched("waits-end-with-the-history")
 
         def over() -> bool:
             return batch in self._book.committed or self._book.failure_of(batch) is not None
 
         self._waiters += 1
-        try:
-            await workflow.wait_condition(over, timeout=WAIT_COMMITTED)
-        except TimeoutError:
-            raise fail(TRANSIENT, f"batch {batch} is not committed yet: ask again") from None
-        finally:
-            self._waiters -= 1
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: over() or (gives_way and self._ends_with_its_handlers),
+                timeout=WAIT_COMMITTED,
+            )
+        self._waiters -= 1
+        if not over():
+            raise fail(TRANSIENT, f"batch {batch} is not committed yet: ask again")
         if batch not in self._book.committed:
             raise fail(PERMANENT, f"batch {batch} failed: {self._book.failure_of(batch)}")
         return LeaseAnswer()

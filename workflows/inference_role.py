@@ -4,24 +4,21 @@ import asyncio
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ApplicationError
 
 from relax_infer.contracts.autoscale import AutoscaleStatus, AutoscaleSwitch
-from relax_infer.contracts.batch import RegistryPush
-from relax_infer.contracts.engines import EngineGroupSpec, GroupSnapshot
+from relax_infer.contracts.engines import GroupSnapshot
 from relax_infer.contracts.external import ExternalEngine
 from relax_infer.contracts.lease import (
     HolderLost,
     LeaseAnswer,
     LeaseRequest,
-    LifecycleInput,
     RoleCommand,
     RoleInput,
     RoleOperation,
     RoleResult,
 )
 from relax_infer.contracts.mailbox import Answer, Ask
-from relax_infer.contracts.run import FrontAddress
 from relax_infer.contracts.scale import (
     MEMBER_METHODS,
     MemberAsk,
@@ -29,26 +26,22 @@ from relax_infer.contracts.scale import (
     ScaleRequest,
     ScaleStatus,
 )
-from relax_infer.discovery import InferenceRegistry
 from relax_infer.machines import GROUP, GroupState, ReplicaState
 from workflows._autoscale import Autoscaler
-from workflows._calls import ENSURE_FRONT, PUSH_REGISTRY
 from workflows._externals import Externals
-from workflows._failures import PERMANENT, fail, text_of
+from workflows._failures import PERMANENT, fail
 from workflows._mailbox import Mailbox
-from workflows._registry import models_of, routing_of
+from workflows._publication import Publication
+from workflows._role_groups import RoleGroups
 from workflows._role_members import RoleMembers
 from workflows._scale_desk import ScaleDesk
 from workflows._versions import AUTO_UPGRADE
-from workflows._visible import attributes, show_details, show_state
+from workflows._visible import show_details, show_state
 
 TERMS_PER_RESTART = 1_000_000
 """Above every term that a role's incarnation reaches by continuing as new."""
-PUBLISH_PAUSE = 5.0
-"""Seconds before what could not be published is tried again."""
-PATIENT = {"ready": 604_800.0, "recover": 604_800.0}
-"""Seconds that an engine group may take for what ends with its recoveries: these have deadlines of
-their own, and one that waits for proof waits for a person."""
+UPDATES_PER_HISTORY = 1500
+"""Temporal takes 2000."""
 _SETTLED = (GroupState.READY, GroupState.SLEEPING, GroupState.STOPPED)
 
 
@@ -65,55 +58,42 @@ class InferenceRole:
         carried: dict[str, Any] = start.carried or {}
         self._start = start
         self._mail = Mailbox(carried.get("answers"))
-        self._groups: dict[str, GroupSnapshot] = {
-            g.model: GroupSnapshot(
-                role=g.role, model=g.model, state=GROUP.initial, weight_source=g.weight_source
-            )
-            for g in start.groups
-        }
-        for document in carried.get("groups", []):
-            snapshot = GroupSnapshot.model_validate(document)
-            self._groups[snapshot.model] = snapshot
-        self._term = int(carried.get("term", start.restarts * TERMS_PER_RESTART)) + 1
-        self._front: FrontAddress | None = None
-        self._registry = InferenceRegistry(start.role, registry_epoch=str(workflow.uuid4()))
-        self._doing = ""
-        self._turn = asyncio.Lock()
-        self._changed = False
-        """Whether a group changed by itself since the last publication."""
-        self._desk = ScaleDesk(start, self._mail, carried.get("scaling"))
-        self._autoscaler = Autoscaler(
-            start,
-            self._desk,
-            lambda model: self._groups[model],
-            self._show,
-            carried.get("autoscaling"),
-        )
+        self._groups = RoleGroups(start, self._mail, carried.get("groups"), carried.get("fence"))
+        self._introduced = False
+        """Whether the lease was told in this history what the role operates on."""
         self._externals = Externals(
             start.run,
-            lambda model: self._groups[model],
-            self._weights_of,
+            self._groups.of,
+            self._groups.weights_of,
             self._note_change,
             carried.get("externals"),
         )
+        term = int(carried.get("term", start.restarts * TERMS_PER_RESTART)) + 1
+        self._publication = Publication(start, term, self._groups, self._externals)
+        self._doing = ""
+        self._turn = asyncio.Lock()
+        self._desk = ScaleDesk(start, self._mail, carried.get("scaling"))
+        self._autoscaler = Autoscaler(
+            start, self._desk, self._groups.of, self._show, carried.get("autoscaling")
+        )
         self._members = RoleMembers(
             self._turn,
-            lambda model: self._groups[model].state is GroupState.READY,
+            lambda model: self._groups.of(model).state is GroupState.READY,
             lambda: self._desk.closing,
-            self._ask_members,
-            self._publish,
+            self._groups.ask_members,
+            self._publication.publish,
             self._externals,
         )
         self._stopped = False
+        self._updates = 0
 
     @workflow.run
     async def run(self, start: RoleInput) -> None:
         if start.carried is None:
-            for group in start.groups:
-                await self._start_group(group)
-        self._registry.publish(self._models(), routing=routing_of(self._start.groups))
+            await self._groups.begin()
+        self._publication.begin()
         self._show()
-        tasks = [asyncio.create_task(self._publish_changes())]
+        tasks = [asyncio.create_task(self._publication.keep_up(self._turn, self._show))]
         if start.autoscale:
             tasks.append(asyncio.create_task(self._autoscaler.run()))
         self._externals.begin()
@@ -128,50 +108,20 @@ class InferenceRole:
 
     @property
     def _may_continue_as_new(self) -> bool:
-        quiet = not self._turn.locked() and not self._changed and not self._desk.at_work
-        return quiet and workflow.info().is_continue_as_new_suggested()
-
-    async def _publish_changes(self) -> None:
-        while True:
-            await workflow.wait_condition(lambda: self._changed)
-            refused = None
-            async with self._turn:
-                if self._changed:
-                    try:
-                        await self._publish()
-                    except ActivityError as error:
-                        refused = error
-            self._show()
-            if refused is not None:
-                workflow.logger.error("cannot publish: %s", text_of(refused))
-                self._changed = True
-                await workflow.sleep(PUBLISH_PAUSE)
+        quiet = not (self._turn.locked() or self._publication.behind or self._desk.at_work)
+        long = workflow.info().is_continue_as_new_suggested() or self._updates > UPDATES_PER_HISTORY
+        return quiet and long
 
     def _carry(self) -> dict[str, Any]:
         return {
             "answers": self._mail.carry(),
-            "groups": [g.model_dump(mode="json") for g in self._groups.values()],
-            "term": self._term,
+            "groups": self._groups.carry(),
+            "fence": self._groups.fence.model_dump() if self._groups.fence else None,
+            "term": self._publication.term,
             "scaling": self._desk.carry(),
             "autoscaling": self._autoscaler.carry(),
             "externals": self._externals.carry(),
         }
-
-    async def _start_group(self, group: EngineGroupSpec) -> None:
-        run = self._start.run.run
-        await workflow.start_child_workflow(
-            "EngineLifecycle",
-            LifecycleInput(
-                run=self._start.run, group=group, operation_timeout=self._start.operation_timeout
-            ),
-            id=self._group_id(group.model),
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            search_attributes=attributes(run=run, role=group.role),
-            static_summary=f"{group.role} engines of {run}: {group.replicas} x {group.model}",
-        )
-
-    def _group_id(self, model: str) -> str:
-        return f"{self._start.run.run}.{self._start.role}.{model}"
 
     # --- ways in
 
@@ -190,11 +140,10 @@ class InferenceRole:
         What nobody asked for (a lost replica, a rebuilt one) is published at once, and the lease
         hears of a holder that cannot go on by itself.
         """
-        known = self._groups.get(snapshot.model)
-        if known is None or snapshot.number < known.number:
-            return  # no group of ours, or a later one overtook it
-        self._groups[snapshot.model] = snapshot
-        self._changed = True
+        known = self._groups.hear(snapshot)
+        if known is None:
+            return
+        self._note_change()
         if self._doing:
             return  # the operation publishes it, or what it failed with leaves it to be published
         stopped = known.state is GroupState.BLOCKED and snapshot.state is GroupState.SLEEPING
@@ -202,7 +151,7 @@ class InferenceRole:
         if why is not None and why != known.stuck:
             await self._tell_lease(why)
         elif snapshot.state in _SETTLED and snapshot.state is not known.state:
-            await self._lease.signal("holder_known", self._start.role)
+            await self._signal_lease("holder_known", self._start.role)
 
     @workflow.signal
     def scale_changed(self, status: ScaleStatus) -> None:
@@ -213,6 +162,7 @@ class InferenceRole:
     @workflow.update
     async def scale(self, request: ScaleRequest) -> ScaleStatus:
         """More or fewer replicas of a model; the same operation id joins or gets its result."""
+        self._updates += 1
         return await self._desk.perform(request)
 
     @scale.validator
@@ -232,6 +182,7 @@ class InferenceRole:
     @workflow.update
     async def autoscale(self, switch: AutoscaleSwitch) -> list[AutoscaleStatus]:
         """Stop looking at the load, or begin anew; what a policy has at work goes on."""
+        self._updates += 1
         return self._autoscaler.switch(switch)
 
     @autoscale.validator
@@ -246,21 +197,22 @@ class InferenceRole:
     @workflow.query
     def snapshot(self) -> dict[str, Any]:
         """The role's schema 2 document."""
-        return self._registry.snapshot()
+        return self._publication.document()
 
     @workflow.query
     def replicas(self) -> list[GroupSnapshot]:
         """Every engine group with the state of each replica."""
-        return list(self._groups.values())
+        return list(self._groups.all)
 
     @workflow.query
     def registry(self) -> dict[str, Any]:
         """What a gateway that starts empty asks for."""
-        return {"term": self._term, "document": self._registry.snapshot()}
+        return {"term": self._publication.term, "document": self._publication.document()}
 
     @workflow.update
     async def onload(self, command: RoleCommand) -> LeaseAnswer:
         """Have the lease grant the pool to this role and bring its engines up; between batches."""
+        self._updates += 1
         request = LeaseRequest.model_validate(
             {"method": "acquire", "role": self._start.role, **command.model_dump()}
         )
@@ -269,6 +221,7 @@ class InferenceRole:
     @workflow.update
     async def offload(self, command: RoleCommand) -> LeaseAnswer:
         """Have the lease take the pool back, with proof; what a person's ``onload`` ends with."""
+        self._updates += 1
         request = LeaseRequest.model_validate(
             {
                 "method": "release",
@@ -277,6 +230,25 @@ class InferenceRole:
             }
         )
         return await self._ask_lease(request)
+
+    @onload.validator
+    def _check_onload(self, command: RoleCommand) -> None:
+        self._check_offload(command)
+        role = self._start.role
+        if command.purpose == "train":
+            raise ValueError(f"{role} does not train: onload it for startup, weight_sync or eval")
+        if command.weights is not None and role != "rollout":
+            raise ValueError(f"the weights of {role} are STATIC: onload it without weights")
+        if self._desk.closing:
+            raise ValueError(f"{role} is going down: nothing of it is brought up any more")
+
+    @offload.validator
+    def _check_offload(self, command: RoleCommand) -> None:
+        if not command.operation_id.strip():
+            raise ValueError(
+                "an operation_id is needed: any text that you give to no other operation; the same"
+                " again gets the same answer"
+            )
 
     async def _ask_lease(self, request: LeaseRequest) -> LeaseAnswer:
         """Nobody loads past the lease: it calls this role back with a fence token."""
@@ -287,18 +259,25 @@ class InferenceRole:
     @workflow.update
     async def recover(self) -> RoleResult:
         """Give replicas that were given up another try."""
+        self._updates += 1
         operation = RoleOperation(method="recover", fence=None)
-        return await self._pass_on(operation, f"{workflow.uuid4()}")
+        return await self._groups.operate(operation, f"{workflow.uuid4()}")
+
+    @recover.validator
+    def _check_recover(self) -> None:
+        if self._desk.closing:
+            raise ValueError(f"{self._start.role} is going down: nothing of it is rebuilt any more")
 
     @workflow.update
     async def shutdown(self) -> RoleResult:
         """Unpublish the role and end its engines, with proof."""
+        self._updates += 1
         operation = RoleOperation(method="stop", fence=None)
         return await self._exclusively(operation, f"{workflow.uuid4()}")
 
     @shutdown.validator
     def _check_shutdown(self) -> None:
-        held = [g.model for g in self._groups.values() if GROUP.holds(g.state)]
+        held = [g.model for g in self._groups.all if GROUP.holds(g.state)]
         if held:
             raise ValueError(
                 f"{', '.join(held)} hold GPUs under the lease: release the role first"
@@ -309,12 +288,19 @@ class InferenceRole:
         if ask.method in MEMBER_METHODS:
             return await self._members.step(MemberAsk.model_validate(ask.payload), ask.operation_id)
         operation = RoleOperation.model_validate(ask.payload)
-        if operation.method in ("probe", "resolve", "ready", "recover"):
-            result = await self._pass_on(operation, ask.operation_id)
-            async with self._turn:
-                await self._publish()
+        result = await self._perform(operation, ask.operation_id)
+        if self._introduced or ask.asker != self._lease.id:
             return result
-        return await self._exclusively(operation, ask.operation_id)
+        self._introduced = True
+        return result.model_copy(update={"groups": self._start.groups})
+
+    async def _perform(self, operation: RoleOperation, operation_id: str) -> RoleResult:
+        if operation.method in ("probe", "resolve", "ready", "recover"):
+            result = await self._groups.operate(operation, operation_id)
+            async with self._turn:
+                await self._publication.publish()
+            return result
+        return await self._exclusively(operation, operation_id)
 
     async def _exclusively(self, operation: RoleOperation, operation_id: str) -> RoleResult:
         if operation.method == "stop":
@@ -330,22 +316,22 @@ class InferenceRole:
     async def _operate(self, operation: RoleOperation, operation_id: str) -> RoleResult:
         match operation.method:
             case "onload":
-                result = await self._pass_on(operation, operation_id)
-                await self._publish()
+                result = await self._groups.operate(operation, operation_id)
+                await self._publication.publish()
             case "update":
-                self._close_groups(GroupState.ONLOADING, ReplicaState.ONLOADING)
-                await self._publish()
-                result = await self._pass_on(operation, operation_id)
-                await self._publish()
+                self._groups.close(GroupState.ONLOADING, ReplicaState.ONLOADING)
+                await self._publication.publish()
+                result = await self._groups.operate(operation, operation_id)
+                await self._publication.publish()
             case "offload" | "stop":
-                self._close_groups(GroupState.DRAINING, ReplicaState.DRAINING)
-                await self._publish()
-                result = await self._pass_on(operation, operation_id)
+                self._groups.close(GroupState.DRAINING, ReplicaState.DRAINING)
+                await self._publication.publish()
+                result = await self._groups.operate(operation, operation_id)
                 stops = operation.method == "stop"
                 if stops or not workflow.patched("published-after-offload"):
-                    await self._publish()
+                    await self._publication.publish()
                 else:  # nobody is sent to it any more; that it sleeps may be told meanwhile
-                    self._changed = True
+                    self._note_change()
                 self._stopped = stops
             case _:
                 raise fail(PERMANENT, f"a role cannot {operation.method}")
@@ -353,136 +339,25 @@ class InferenceRole:
 
     # --- pieces
 
-    async def _pass_on(self, operation: RoleOperation, operation_id: str) -> RoleResult:
-        """Have every engine group do it; all must succeed, none is left unawaited."""
-        outcomes = await asyncio.gather(
-            *(
-                self._ask_group(group.model, operation, operation_id)
-                for group in self._start.groups
-            ),
-            return_exceptions=True,
-        )
-        results: list[RoleResult] = []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            results.append(outcome)
-        versions = {r.weight_version for r in results}
-        digests = {r.weights_digest for r in results}
-        states = {r.state for r in results}
-        return RoleResult(
-            evidence=tuple(e for r in results for e in r.evidence),
-            holders=tuple(h for r in results for h in r.holders),
-            weight_version=versions.pop() if len(versions) == 1 else None,
-            weights_digest=digests.pop() if len(digests) == 1 else None,
-            state=states.pop() if len(states) == 1 else "BLOCKED",
-            why="; ".join(r.why for r in results if r.why is not None) or None,
-        )
-
-    async def _ask_group(
-        self, model: str, operation: RoleOperation, operation_id: str
-    ) -> RoleResult:
-        result = await self._mail.ask(
-            self._group_id(model),
-            operation.method,
-            operation,
-            RoleResult,
-            operation_id=f"{operation_id}@{model}",
-            timeout=PATIENT.get(operation.method, self._start.operation_timeout),
-        )
-        self._learn(result.snapshot)
-        return result
-
-    async def _ask_members(self, ask: MemberAsk, operation_id: str) -> Members:
-        members = await self._mail.ask(
-            self._group_id(ask.model),
-            ask.method,
-            ask,
-            Members,
-            operation_id=operation_id,
-            timeout=ask.timeout + self._start.operation_timeout,
-        )
-        self._learn(members.snapshot)
-        return members
-
-    def _learn(self, told: GroupSnapshot | None) -> None:
-        """What an answer says that a group has become, unless a later word was here before it."""
-        if told is not None and told.number > self._groups[told.model].number:
-            self._groups[told.model] = told
-
-    async def _weights_of(self, model: str) -> Members:
-        ask = MemberAsk(method="members", model=model, operation="externals")
-        return await self._ask_members(ask, f"{workflow.uuid4()}")
-
     def _note_change(self) -> None:
-        self._changed = True
-
-    def _close_groups(self, group_state: GroupState, replica_state: ReplicaState) -> None:
-        """Show what is READY as it will be, before anything of it lets go or changes."""
-        for model, group in self._groups.items():
-            if group.state is GroupState.READY:
-                closed = tuple(
-                    r.model_copy(update={"state": replica_state, "base_url": None})
-                    if r.state is ReplicaState.READY
-                    else r
-                    for r in group.replicas
-                )
-                self._groups[model] = group.model_copy(
-                    update={"state": group_state, "replicas": closed}
-                )
-
-    def _models(self) -> list[Any]:
-        router = self._front.router_url if self._front else None
-        return models_of(tuple(self._groups.values()), router, self._externals.callable)
+        self._publication.behind = True
 
     async def _tell_lease(self, why: str) -> None:
         lost = HolderLost.model_validate({"role": self._start.role, "why": why})
-        await self._lease.signal("holder_lost", lost)
+        await self._signal_lease("holder_lost", lost)
+
+    async def _signal_lease(self, signal: str, news: HolderLost | str) -> None:
+        try:
+            await self._lease.signal(signal, news)
+        except ApplicationError as error:  # ended by hand: one that begins anew asks everybody
+            workflow.logger.warning("the lease is gone: %s", error)
 
     @property
     def _lease(self) -> workflow.ExternalWorkflowHandle[Any]:
         return workflow.get_external_workflow_handle(f"{self._start.run.run}.lease")
 
-    async def _publish(self) -> None:
-        """Bring registry, router and gateway to what the groups are."""
-        self._changed = False
-        if self._front is None:
-            self._front = await ENSURE_FRONT(self._start.run, summary="router and gateway")
-        routed = self._start.role == "rollout"
-        while True:
-            front = await PUSH_REGISTRY(
-                RegistryPush(
-                    run=self._start.run,
-                    role=self._start.role,
-                    term=self._term,
-                    document=self._registry.publish(self._models()),
-                    router_workers=self._router_workers() if routed else None,
-                    router_others=self._externals.workers() if routed else None,
-                ),
-                summary=f"publish {self._start.role}",
-            )
-            if front == self._front:
-                return
-            self._front = front  # it had to move; the document names the router's address
-
-    def _router_workers(self) -> tuple[str, ...] | None:
-        """Addresses the router must hold: those that answer; a sleeping pool keeps its own.
-
-        A sleeping engine stays in the router's list, since its own fence refuses every request and
-        registering again would cost seconds at each handover; it leaves the list when it stops.
-        """
-        groups = self._groups.values()
-        if any(g.state in (GroupState.DRAINING, GroupState.SLEEPING) for g in groups):
-            return None
-        return tuple(
-            r.base_url
-            for g in groups
-            for r in g.replicas
-            if r.base_url and r.replica not in g.leaving
-        )
-
     def _show(self) -> None:
-        states = {g.state for g in self._groups.values()}
+        states = {g.state for g in self._groups.all}
         state = states.pop() if len(states) == 1 else GroupState.ONLOADING
         show_state(state)
         doing = f"{self._start.role} is **{state}**" + (
@@ -490,7 +365,7 @@ class InferenceRole:
         )
         rows = [
             (f"{g.model} replica {r.replica}", f"{r.state}, weights {r.weight_version}")
-            for g in self._groups.values()
+            for g in self._groups.all
             for r in g.replicas
         ]
         rows += [

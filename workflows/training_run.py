@@ -78,15 +78,7 @@ class TrainingRun(RunCore):
     @workflow.signal
     def lease_unblocked(self, reasons: str) -> None:
         """The lease knows again where every role stands."""
-        self._lease_waits = reasons or None
-        if self._state is not RunState.BLOCKED or reasons:
-            return
-        if self._words_awaited and workflow.patched("a-word-is-awaited"):
-            self._show(f"waits for a person: {self._error or 'its roles must be stopped'}")
-        else:
-            self._move(RunEvent.RESOLVED_BY_OPERATOR, "goes on")
-            if self._resolved is not None and self._resolved.action == "stop":
-                self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
+        self._lease_waits_for(reasons)
 
     @workflow.query
     def status(self) -> RunStatus:
@@ -130,13 +122,15 @@ class TrainingRun(RunCore):
     @workflow.update
     def set_target_steps(self, steps: int) -> RunStatus:
         """Train until ``steps`` instead; the step at work is not cut short."""
-        self._target = steps
+        self._target = self._target_asked = steps
         return self.status()
 
     @set_target_steps.validator
     def _check_set_target_steps(self, steps: int) -> None:
         if self._state in (RunState.STOPPING, RunState.DONE, RunState.FAILED):
             raise ValueError(f"the run is {self._state}: its target cannot change any more")
+        if steps < 1:
+            raise ValueError(f"{steps} is no target: a run has one step at least; stop it instead")
         if steps <= self._step:
             raise ValueError(f"step {self._step} is done already: the target must lie beyond it")
 
@@ -149,16 +143,24 @@ class TrainingRun(RunCore):
                 await self._lease.ask(self._lease_resolution(resolution))
             except ApplicationError as error:
                 if NOTHING_BLOCKED not in str(error):
+                    if self._resolved is resolution:
+                        self._resolved = None
                     raise
-                self.lease_unblocked("")  # it does not wait, whoever said that it does
+                self._lease_waits_for("")  # for nobody, whoever said that it does
         return self.status()
 
     @resolve.validator
     def _check_resolve(self, resolution: ResolveRun) -> None:
-        if self._state is not RunState.BLOCKED and self._lease_waits is None:
+        waits = self._state is RunState.BLOCKED or self._words_awaited > 0
+        if not waits and self._lease_waits is None:
             raise ValueError(f"the run is {self._state}, not BLOCKED: there is nothing to resolve")
         if not resolution.who.strip() or not resolution.why.strip():
             raise ValueError("resolve needs who looked and why it is safe to go on")
+        if resolution.action == "restart" and not self._words_awaited:
+            raise ValueError(
+                f"no step waits for a word, its GPUs do ({self._lease_waits}): resolve with"
+                " confirm_released; every role can be restarted when a step has given up"
+            )
         if resolution.action == "restart" and self._ahead is not None and self._ahead.several:
             raise ValueError(
                 f"steps {', '.join(map(str, self._ahead.steps))} are open: stop the run instead; a"
@@ -249,11 +251,14 @@ class TrainingRun(RunCore):
     async def _take_step(self, step: int) -> None:
         """Until it is done; a step that gives up waits for a person, and is tried again or left."""
         for attempt in itertools.count(1):
+            lost = self._leases_lost
             try:
                 result = await self._try_step(step, attempt)
             except ChildWorkflowError as error:
                 if self._ahead is not None:
                     self._ahead.ended(step)
+                if await self._lost_its_lease(step, lost):
+                    continue
                 if not await self._wait_for_person(step, attempt, error):
                     return
             else:
@@ -287,6 +292,20 @@ class TrainingRun(RunCore):
             static_summary=f"step {step} of {self._id}",
         )
 
+    async def _lost_its_lease(self, step: int, lost: int) -> bool:
+        """Whether a step gave up because the lease was ended by hand; it has begun anew then, and
+        the step is tried again: whatever it had is proved to be gone before anything is granted.
+
+        Args:
+            lost: leases that were when the step began.
+        """
+        if not workflow.patched("a-lease-that-is-gone") or self._is_stopping:
+            return False
+        await self._lease.find()
+        if self._leases_lost > lost:
+            self._show(f"tries step {step} again: its lease was ended by hand")
+        return self._leases_lost > lost
+
     async def _wait_for_person(self, step: int, attempt: int, error: FailureError) -> bool:
         """A step gave up; its files are kept. Whether a person has it tried again."""
         self._error = text_of(error)
@@ -294,26 +313,53 @@ class TrainingRun(RunCore):
             self._left = True
             return False
         self._resolved = None
-        if self._state is not RunState.BLOCKED and RUN.allows(self._state, RunEvent.NEEDS_PERSON):
+        if self._state is RunState.BLOCKED:
+            self._show(f"{self._doing}; step {step} gave up: {self._error}")
+        elif RUN.allows(self._state, RunEvent.NEEDS_PERSON):
             self._move(RunEvent.NEEDS_PERSON, f"step {step} gave up: {self._error}")
         self._words_awaited += 1
-        await workflow.wait_condition(
-            lambda: self._resolved is not None or self._state is RunState.STOPPING
-        )
-        self._words_awaited -= 1
-        if self._resolved is None or self._resolved.action == "stop":
-            self._left = True
-            if self._resolved is not None:
-                self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
-            return False
-        batch = batch_of(step, attempt) if self._ahead is not None else None
-        await self._lease.ask(self._lease_resolution(self._resolved, abandon=True, batch=batch))
-        if self._resolved.action == "restart":
+        try:
+            tried_again = await self._heed_person(step, attempt)
+        finally:
+            self._words_awaited -= 1
+        # Steps that overlap may all have given up: the run goes on when the last was decided on.
+        if tried_again and RUN.allows(self._state, RunEvent.RESOLVED_BY_OPERATOR):
+            if self._words_awaited == 0:
+                self._error = None
+                self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
+            else:
+                self._show(f"tries step {step} again; waits for a person: {self._error}")
+        return tried_again
+
+    async def _heed_person(self, step: int, attempt: int) -> bool:
+        """Whether their word has the step tried again; one that cannot be carried out is answered
+        with the reason, and the next is waited for."""
+        while True:
+            await workflow.wait_condition(lambda: self._resolved is not None or self._is_stopping)
+            word = self._resolved
+            if word is None or word.action == "stop" or self._is_stopping:
+                self._left = True
+                if word is not None and RUN.allows(self._state, RunEvent.STOP_ASKED):
+                    self._move(RunEvent.STOP_ASKED, f"was stopped by {word.who}")
+                return False
+            try:
+                await self._carry_out(word, batch_of(step, attempt))
+            except FailureError as error:
+                self._error = f"the word of {word.who} was not carried out: {text_of(error)}"
+                self._show(f"waits for a person: {self._error}")
+                if self._resolved is word:
+                    self._resolved = None
+                continue
+            self._left = self._is_stopping
+            return not self._left
+
+    async def _carry_out(self, word: ResolveRun, batch: str) -> None:
+        """What was left of the step is ended; then, if they want it, every role begins anew."""
+        named = batch if self._ahead is not None else None
+        await self._lease.ask(self._lease_resolution(word, abandon=True, batch=named))
+        if word.action == "restart":
             self._restarts += 1
             await self._premises.restart(self._restarts)
-        self._error = None
-        self._move(RunEvent.RESOLVED_BY_OPERATOR, f"tries step {step} again")
-        return True
 
     def _lease_resolution(
         self, resolution: ResolveRun, *, abandon: bool = False, batch: str | None = None
@@ -340,7 +386,7 @@ class TrainingRun(RunCore):
             ),
             summary="read the recipe",
         )
-        self._target = self._plan.steps
+        self._target = self._target_asked or self._plan.steps
         self._weights = self._plan.initial_weights
         if self._plan.begins_after:  # the policy engines load its weights with the first batch
             self._step = self._plan.begins_after
@@ -354,6 +400,7 @@ class TrainingRun(RunCore):
 
     async def _take_down(self) -> None:
         await self._premises.close()
+        self._front = None
         if self._state is RunState.RUNNING:  # a person had to resolve something on the way down
             self._move(RunEvent.STOP_ASKED, "stops")
 
@@ -366,7 +413,8 @@ class TrainingRun(RunCore):
         await workflow.wait_condition(lambda: self._resolved is not None)
         self._words_awaited -= 1
         word = _word(self._resolved)
-        if RUN.allows(self._state, RunEvent.STOP_ASKED):
+        # Several roles may have to be decided on; the run goes on when the last was.
+        if self._words_awaited == 0 and RUN.allows(self._state, RunEvent.STOP_ASKED):
             self._move(RunEvent.STOP_ASKED, then)
         return word
 
@@ -387,6 +435,10 @@ class TrainingRun(RunCore):
     # --- pieces
 
     @property
+    def _is_stopping(self) -> bool:
+        return self._state is RunState.STOPPING
+
+    @property
     def _premises(self) -> Premises:
         return Premises(
             self._planned,
@@ -394,7 +446,7 @@ class TrainingRun(RunCore):
             self._lease,
             self._show,
             self._ask_person,
-            leaving=lambda: self._state is RunState.STOPPING,
+            leaving=lambda: self._is_stopping,
         )
 
 

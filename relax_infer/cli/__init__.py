@@ -8,6 +8,7 @@ from relax_infer.cli import (
     _codec,
     _convert,
     _gateway,
+    _guard,
     _inside,
     _looks,
     _persons,
@@ -19,4 +20,4 @@ from relax_infer.cli._stack_and_runs import main
 
 __all__ = ["app", "main"]
 
-del _codec, _convert, _gateway, _inside, _looks, _persons, _scale, _trace
+del _codec, _convert, _gateway, _guard, _inside, _looks, _persons, _scale, _trace

@@ -9,7 +9,8 @@ from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeou
 from temporalio.service import RPCError, RPCStatusCode
 
 from relax_infer.cli._errors import CommandError, UnansweredError
-from relax_infer.cli._runs import NobodyAnswersError, Runs, polled, words_of
+from relax_infer.cli._pollers import Notice
+from relax_infer.cli._runs import NobodyAnswersError, Runs, words_of
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.run import ResolveRun, RunStatus
 from relax_infer.machines import RUN, RunEvent, RunState
@@ -43,34 +44,40 @@ _WHY_NOT: dict[tuple[Request, RunState], str] = {
 async def ask(
     runs: Runs, run: str, request: Request, resolution: ResolveRun | None = None
 ) -> RunStatus:
-    """Ask, and say what the run answered.
+    """Ask, and say what the run answered. While no worker is there for it, that is said once.
 
     Raises:
         CommandError: it is not legal now, with what would be.
         NobodyAnswersError: no worker answers; nothing was sent.
         UnansweredError: it was sent and nobody said what became of it.
     """
-    before = await _status(runs, run)
-    if before.state in RUN.terminal:
-        raise CommandError(f"Run {run} is over ({before.state}): {request} comes too late.")
-    if not RUN.allows(before.state, _EVENTS[request]):
-        raise refusal(run, before.state, request)
-    arguments: Sequence[Message] = (resolution,) if resolution is not None else ()
-    return await _send(runs, run, request, arguments)
+    async with runs.notice() as notice:
+        before = await _status(runs, run, notice)
+        if before.state in RUN.terminal:
+            raise CommandError(f"Run {run} is over ({before.state}): {request} comes too late.")
+        if not RUN.allows(before.state, _EVENTS[request]):
+            raise refusal(run, before.state, request)
+        arguments: Sequence[Message] = (resolution,) if resolution is not None else ()
+        return await _send(runs, run, request, arguments)
 
 
-async def _status(runs: Runs, run: str) -> RunStatus:
-    """Where the run stands. A busy worker is waited for; none at all is not."""
+async def _status(runs: Runs, run: str, notice: Notice) -> RunStatus:
+    """Where the run stands. A worker that is busy, or was there minutes ago, is waited for; where
+    there was none, nobody waits."""
     try:
         return (await runs.status(run))[0]
     except NobodyAnswersError:
-        if not await polled(runs.client):
+        pollers = await runs.pollers()
+        if not pollers.remembered:
             raise
-        typer.echo(
-            f"No worker answers for {run} yet, or it is busy; asks again for up to"
-            f" {PATIENCE:.0f} s (Ctrl-C gives up).",
-            err=True,
-        )
+        if not pollers.asking:
+            notice.say(pollers)
+        else:
+            typer.echo(
+                f"No worker answers for {run} yet, or it is busy; asks again for up to"
+                f" {PATIENCE:.0f} s (Ctrl-C gives up).",
+                err=True,
+            )
     return (await runs.status(run, patience=PATIENCE))[0]
 
 

@@ -13,7 +13,7 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from relax_infer.cli._errors import CommandError, UnansweredError
-from relax_infer.cli._runs import Runs, words_of
+from relax_infer.cli._runs import Runs, runs_of, words_of
 from relax_infer.cli._scaling import told
 from relax_infer.cli._server import connected
 from relax_infer.contracts.autoscale import AutoscaleNote, AutoscaleStatus, AutoscaleSwitch
@@ -43,7 +43,7 @@ class RoleScaling(Message):
 async def look(home: Path, run: str, role: str) -> RoleScaling:
     """Ask the role."""
     async with connected(home) as server:
-        handle = await _role(Runs(server.client, server.target.address), server.client, run, role)
+        handle = await _role(runs_of(server), server.client, run, role)
         try:
             groups = await handle.query("replicas", result_type=list[GroupSnapshot])
             operations = await handle.query("scaling", result_type=list[ScaleStatus])
@@ -63,8 +63,8 @@ async def look(home: Path, run: str, role: str) -> RoleScaling:
 
 async def switch(home: Path, run: str, role: str, wanted: AutoscaleSwitch) -> None:
     """Switch the role's policies, or that of one model."""
-    async with connected(home) as server:
-        handle = await _role(Runs(server.client, server.target.address), server.client, run, role)
+    async with connected(home) as server, (runs := runs_of(server)).notice():
+        handle = await _role(runs, server.client, run, role)
         try:
             await handle.execute_update("autoscale", wanted)
         except WorkflowUpdateFailedError as error:

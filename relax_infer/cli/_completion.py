@@ -69,14 +69,14 @@ def _stored(home: Path) -> set[str]:
 
 
 async def _remembered(home: Path) -> set[str]:
-    from relax_infer.cli._runs import Runs
+    from relax_infer.cli._runs import runs_of
     from relax_infer.cli._server import connected, find_target
 
     names: set[str] = set()
     if find_target(home) is None:
         return names
     async with asyncio.timeout(_SECONDS), connected(home) as server:
-        async for run in Runs(server.client, server.target.address).list():
+        async for run in runs_of(server).list():
             names.add(run.run)
             if len(names) >= _RUNS:
                 break

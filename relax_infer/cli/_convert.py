@@ -1,5 +1,6 @@
 """``relax-infer config convert``: a recipe from another project's launch script."""
 
+import sys
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,10 @@ from relax_infer.cli._looks import config
 def convert(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT | -- FLAGS", help="A launch script, or its flags."),
+        typer.Argument(
+            metavar="SCRIPT | - | -- FLAGS",
+            help="A launch script, - for one on standard input, or its flags.",
+        ),
     ],
     name: Annotated[str, typer.Option(help="Of the recipe.")] = "converted",
 ) -> None:
@@ -27,7 +31,7 @@ def convert(
     import yaml
 
     from relax_infer.compat.flags import convert_flags, flags_of_script
-    from relax_infer.config import RecipeError, load_recipe
+    from relax_infer.config import RecipeError, read_recipe
     from relax_infer.placement import PlacementError, plan_inference_placement
 
     script = len(words) == 1 and not words[0].startswith("--")
@@ -37,19 +41,19 @@ def convert(
         typer.echo("\n".join(f"# {line}" for line in lines))
     typer.echo(yaml.safe_dump(done.recipe, sort_keys=False).rstrip())
     try:
-        plan_inference_placement(load_recipe(done.recipe))
+        plan_inference_placement(read_recipe(done.recipe))
     except RecipeError as error:
         complain(str(error))
         raise typer.Exit(Code.FAILED) from None
     except PlacementError as error:
         reasons = "".join(f"\n  {violation}" for violation in error.violations)
-        complain(f"the recipe cannot be placed:{reasons}")
+        complain(f"{error.subject}:{reasons}")
         raise typer.Exit(Code.FAILED) from None
 
 
 def _read(script: str) -> str:
     try:
-        return Path(script).read_text()
+        return sys.stdin.read() if script == "-" else Path(script).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(
             f"{script} cannot be read: {error}",

@@ -9,10 +9,12 @@ from pathlib import Path
 from relax_infer.cli._home import read_stack
 from relax_infer.cli._local import checkout
 from relax_infer.cli._machine import free_memory_gib, gpu_count
-from relax_infer.cli._runs import QUEUE, Runs, polled
+from relax_infer.cli._pollers import CURE, pollers_of
+from relax_infer.cli._runs import runs_of
 from relax_infer.cli._server import Server, connected, find_target
 from relax_infer.contracts.failures import RelaxError
-from relax_infer.placement.preflight import Finding
+from relax_infer.contracts.policies import QUEUES
+from relax_infer.placement.findings import Finding
 
 _WANTED_GIB = 10.0
 _WANTED_DISK_GIB = 2.0
@@ -176,12 +178,14 @@ async def server_findings(home: Path) -> list[Finding]:
 async def _served(server: Server) -> list[Finding]:
     address = server.target.address
     found = [Finding("temporal server", "ok", f"answers at {address}")]
-    if await polled(server.client):
-        found.append(Finding("worker", "ok", f"asks for work on {QUEUE}"))
+    home = server.target.home
+    asked = [await pollers_of(server.client, home, queue) for queue in QUEUES]
+    if idle := [pollers for pollers in asked if not pollers.asking]:
+        text = f"{'; '.join(map(str, idle))}."
+        found.append(Finding("worker", "missing", text, CURE))
     else:
-        cure = "`relax-infer up` or `relax-infer worker` starts one."
-        found.append(Finding("worker", "missing", f"none asks for work on {QUEUE}.", cure))
-    async for run in Runs(server.client, address).list(only_open=True):
+        found.append(Finding("worker", "ok", f"asks for work on {', '.join(QUEUES)}"))
+    async for run in runs_of(server).list(only_open=True):
         if run.state == "BLOCKED":
             cure = f"`relax-infer status {run.run}` says what it asks."
             found.append(Finding(run.run, "note", "waits for a person.", cure))

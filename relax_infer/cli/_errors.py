@@ -27,7 +27,19 @@ ORDER = (
         "samples",
         "logs",
     ),
-    *("step", "steps", "runs", "down", "plan", "config", "doctor", "env", "worker", "gateway"),
+    *(
+        "step",
+        "steps",
+        "runs",
+        "down",
+        "plan",
+        "config",
+        "doctor",
+        "env",
+        "worker",
+        "gateway",
+        "guard",
+    ),
 )
 INTERRUPTED = 130
 """Ctrl-C, as shells report it."""
@@ -75,7 +87,7 @@ class Commands(TyperGroup):
         except _UsageError as error:
             option = str(getattr(error, "option_name", ""))
             if re.fullmatch(r"-\d+", option):
-                complain(f"{option} is below 0; steps are numbered from 0.")
+                complain(f"{option} is below 0; steps and replicas are counted from 0.")
                 raise typer.Exit(Code.BAD_INPUT) from error
             raise
 

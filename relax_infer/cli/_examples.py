@@ -13,8 +13,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "relax-infer run quickstart --steps 5 --set train.learning_rate=1e-4",
             "another length and another field",
         ),
-        ("relax-infer run mine.yaml --run-id mine --no-follow", "start it and leave"),
-        ("relax-infer run mine.yaml --run-id mine", "watch the same run again"),
+        ("relax-infer run mine.yaml --run-id math --no-follow", "start it and leave"),
+        ("relax-infer run mine.yaml --run-id math", "watch the same run again"),
         ("relax-infer run mine.yaml --from mine --steps 200", "go on from its last checkpoint"),
     ),
     "status": (
@@ -89,6 +89,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("relax-infer logs run-1", "every part, in the order of time"),
         ("relax-infer logs run-1 --role genrm --replica 0 --follow", "one engine, as it goes on"),
         ("relax-infer logs run-1 --step 3", "while step 3 was at work"),
+        ("relax-infer logs run-1 --level warning", "what is worth a look, with its traceback"),
     ),
     "plan": (
         ("relax-infer plan split-4x8", "a picture of every GPU"),
@@ -119,6 +120,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gateway": (
         ("relax-infer gateway --port 8000 --registry registry.yaml", "engines that run already"),
+    ),
+    "guard": (
+        (
+            "relax-infer guard --engine http://127.0.0.1:30000 --host 10.0.0.9 --port 8100",
+            "callers get the guard's address, and the engine listens on loopback",
+        ),
+        (
+            "relax-infer guard --engine http://127.0.0.1:30000 --port 8100 --socket /run/guard/s",
+            "with a socket that closes and opens it",
+        ),
     ),
 }
 

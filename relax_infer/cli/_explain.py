@@ -32,6 +32,8 @@ class Evidence:
     pending: Pending | None = None
     result: StepResult | None = None
     record: StepRecord | None = None
+    earlier: tuple[str, ...] = ()
+    """Why attempts before this one gave up, the first first."""
     expected: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -49,9 +51,16 @@ class Evidence:
         return self.record.error if self.record is not None else None
 
     @property
+    def cut_off(self) -> bool:
+        """Its workflow was ended from outside."""
+        return self.told is not None and self.told.closed is not None
+
+    @property
     def at_work(self) -> bool:
         step = self.glance.step if self.glance is not None else None
         open_history = self.told is not None and self.told.ended is None
+        if self.cut_off:
+            return False
         return open_history or (step is not None and step.step == self.step and not self.error)
 
     @property
@@ -138,6 +147,8 @@ def _why_not_begun(known: Evidence) -> str:
 def _notes(known: Evidence) -> Iterator[str]:
     if known.glance is None and known.told is not None:
         yield "No worker answers, or it is busy: this is what Temporal itself knows."
+    for attempt, why in enumerate(known.earlier, 1):
+        yield f"Attempt {attempt} gave up: {why}"
     if known.told is not None:
         yield f"It began at {clock(known.told.began)}."
         yield from (_failed(each) for each in known.told.activities if each.words)
@@ -249,7 +260,7 @@ def _cures(known: Evidence) -> Iterator[str]:
         )
     elif blocked:
         yield "The lease looks again by itself; nothing has to be done yet."
-    elif glance.run.state is RunState.BLOCKED and known.phase is StepPhase.FAILED:
+    elif glance.run.state is RunState.BLOCKED and _gave_up(known):
         yield f"Again: relax-infer step retry {run} {known.step} --who NAME --why TEXT"
         yield f"To stop: relax-infer resolve {run} --who NAME --why TEXT --stop"
     elif glance.run.state is RunState.PAUSED and known.phase is None:
@@ -258,10 +269,14 @@ def _cures(known: Evidence) -> Iterator[str]:
         yield f"Its logs: relax-infer logs {run} --step {known.step}"
 
 
+def _gave_up(known: Evidence) -> bool:
+    return known.phase is StepPhase.FAILED or known.cut_off
+
+
 def _code(known: Evidence) -> Code:
     glance = known.glance
     if glance is not None and glance.run.state is RunState.BLOCKED and known.phase is not None:
-        waits = known.at_work or known.phase is StepPhase.FAILED
+        waits = known.at_work or _gave_up(known)
         return Code.BLOCKED if waits else Code.DONE
     return Code.FAILED if known.phase is StepPhase.FAILED else Code.DONE
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from relax_infer.placement.preflight import Finding, Result
+from relax_infer.placement.findings import Finding, Result
 
 _MARKS: dict[Result, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -23,4 +23,5 @@ def show_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     for finding in findings:
         mark, colour = _MARKS[finding.result]
         cure = f" {finding.cure}" if finding.cure else ""
-        typer.echo(f"{typer.style(f'{mark:<8}', fg=colour)}{finding.name}: {finding.text}{cure}")
+        head = typer.style(f"{mark:<8}", fg=colour) + (finding.field or finding.name)
+        typer.echo(f"{head}: {finding.text}{cure}")

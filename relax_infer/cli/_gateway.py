@@ -1,8 +1,7 @@
 """The gateway without a run: ``relax-infer gateway --registry FILE``."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -42,12 +41,21 @@ def gateway(
     request_timeout: Annotated[
         float, typer.Option(min=0.001, help="Seconds for one request, its stream included.")
     ] = 1800.0,
+    connections: Annotated[
+        int,
+        typer.Option(min=1, help="Requests under way at once; others wait for their turn."),
+    ] = 4096,
 ) -> None:
     """Serve engines that run already, from a file that says where they are.
 
     The file is read again when it changes. Ends with SIGINT or SIGTERM.
     """
-    from relax_infer.gateway.serve import GatewayOptions, named_folders, serve_file
+    from relax_infer.gateway.serve import (
+        GatewayOptions,
+        named_folders,
+        named_objects,
+        serve_file,
+    )
     from relax_infer.telemetry import configure_logs
     from relax_infer.telemetry.traces import configure_traces, end_traces
 
@@ -56,9 +64,10 @@ def gateway(
     options = GatewayOptions(
         roles=tuple(role or Role),
         timeout=request_timeout,
+        max_connections=connections,
         rollout_router=_address(rollout_router),
         tokenizers=named_folders(genrm_tokenizer or ()),
-        template_kwargs=_objects(genrm_template_kwargs or []),
+        template_kwargs=named_objects(genrm_template_kwargs or ()),
         judge_tokens=genrm_max_new_tokens,
     )
 
@@ -83,20 +92,3 @@ def _address(url: str | None) -> str | None:
         return None if url is None else valid_url(url)
     except ValueError as error:
         raise CommandError(f"--rollout-router: {error}.") from error
-
-
-def _objects(pairs: list[str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for pair in pairs:
-        model, _, text = pair.partition("=")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = None
-        if not model or not isinstance(value, dict):
-            raise CommandError(
-                f"--genrm-template-kwargs {pair!r} is not MODEL=JSON object.",
-                cure="""For example: --genrm-template-kwargs 'judge={"enable_thinking": false}'""",
-            )
-        found[model] = value
-    return found

@@ -107,7 +107,8 @@ def _read_one(told: Told, scheduled: dict[int, Done], event: Any, at: float) -> 
             ask = payload_value(*signal.input.payloads)
             if signal.signal_name == "ask" and isinstance(ask, dict):
                 whom = signal.workflow_execution.workflow_id
-                told.asked[str(ask.get("operation_id"))] = (whom, str(ask.get("method")), at)
+                asked = (whom, str(ask.get("method")), at)
+                told.asked.setdefault(str(ask.get("operation_id")), asked)  # it may be asked again
         case _E.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
             signal = event.workflow_execution_signaled_event_attributes
             answer = payload_value(*signal.input.payloads)

@@ -83,6 +83,9 @@ def logs(
     step: Annotated[
         int | None, typer.Option(min=0, help="Only what was written while it was at work.")
     ] = None,
+    level: Annotated[
+        str | None, typer.Option(help="warning or error: only lines as bad as that, or worse.")
+    ] = None,
     tail: Annotated[int | None, typer.Option(min=1, help="Only so many of the last lines.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
@@ -92,16 +95,20 @@ def logs(
 ) -> None:
     """The logs of a run's parts on this machine, in the order of time."""
     from relax_infer.cli._log_files import ROLES
+    from relax_infer.cli._log_levels import LEVELS
     from relax_infer.cli._logs import show_logs
 
     if role is not None and role not in ROLES:
         raise CommandError(f"--role {role} is no role", cure=f"Roles: {', '.join(ROLES)}.")
+    if level is not None and level not in LEVELS:
+        raise CommandError(f"--level {level} is none", cure=f"Levels: {', '.join(LEVELS)}.")
     show_logs(
         home,
         run,
         role=role,
         replica=replica,
         step=step,
+        level=level,
         tail=tail,
         follow=follow,
         as_json=as_json,

@@ -12,6 +12,7 @@ import typer
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._home import read_stack
 from relax_infer.cli._log_files import LogFile, LogLine, find_logs, lines_of
+from relax_infer.cli._log_levels import Loud
 from relax_infer.cli._recipes import check_run_id
 from relax_infer.cli._reports import store_with
 from relax_infer.cli._steps import record_of
@@ -29,6 +30,7 @@ def show_logs(
     role: str | None,
     replica: int | None,
     step: int | None,
+    level: str | None,
     tail: int | None,
     follow: bool,
     as_json: bool,
@@ -43,12 +45,13 @@ def show_logs(
     files = find_logs(home, run, role, replica, ray)
     span = (0.0, float("inf")) if step is None else asyncio.run(_span(home, run, step))
     read: dict[Path, int] = {}
-    lines = _new(files, read, step, span)
+    of_level = list[LogLine] if level is None else Loud(level).of
+    lines = of_level(_new(files, read, step, span))
     _print(lines if tail is None else lines[-tail:], as_json=as_json)
     while follow and time.time() < span[1]:
         time.sleep(_POLL)
         files = find_logs(home, run, role, replica, ray)  # a replica that is rebuilt begins another
-        _print(_new(files, read, step, span), as_json=as_json)
+        _print(of_level(_new(files, read, step, span)), as_json=as_json)
 
 
 def _ray_folders(home: Path) -> list[Path]:
@@ -83,12 +86,12 @@ async def _span(home: Path, run: str, step: int) -> Span:
         phases = record.result.phases
         last = phases[-1]
         return phases[0].started - _SLACK, last.started + last.seconds + _SLACK
-    from relax_infer.cli._runs import Runs
+    from relax_infer.cli._runs import runs_of
     from relax_infer.cli._server import connected
     from relax_infer.cli._watching import step_history
 
     async with connected(home) as server:
-        told = await step_history(Runs(server.client, server.target.address), run, step)
+        told = await step_history(runs_of(server), run, step)
     if told is None or not told.began:
         raise CommandError(
             f"Nobody knows when step {step} of run {run} was at work",

@@ -35,18 +35,24 @@ def plan(
     home: Home = HOME,
 ) -> None:
     """Which GPUs each role gets, phase by phase, or every reason why not. Starts nothing."""
-    from relax_infer.cli._plan import show_plan
-    from relax_infer.cli._recipes import check
-
-    checked = check(recipe, assignments or [])
-    if not live:
-        show_plan(checked, as_json=as_json)
-        return
     from relax_infer.cli._live import examine_live
+    from relax_infer.cli._plan import show_plan, show_refusal
+    from relax_infer.cli._recipes import CannotBePlacedError, check
+    from relax_infer.config import RecipeError
+    from relax_infer.placement import Violation
 
-    findings = asyncio.run(examine_live(checked, home))
+    try:
+        checked = check(recipe, assignments or [])
+    except RecipeError as error:
+        show_refusal((Violation("recipe", error.message, error.cure),), as_json=as_json)
+        raise
+    except CannotBePlacedError as refused:
+        findings = asyncio.run(examine_live(refused.recipe, None, home)) if live else None
+        show_refusal(refused.violations, as_json=as_json, findings=findings)
+        raise
+    findings = asyncio.run(examine_live(checked.recipe, checked.plan, home)) if live else None
     show_plan(checked, as_json=as_json, findings=findings)
-    if any(finding.result == "missing" for finding in findings):
+    if findings is not None and any(finding.result == "missing" for finding in findings):
         raise typer.Exit(Code.BAD_INPUT)
 
 

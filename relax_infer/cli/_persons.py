@@ -99,11 +99,11 @@ def _ask(home: Path, run: str, request: Any, resolution: "ResolveRun | None" = N
 async def _connected(
     home: Path, work: "Callable[[Runs], Coroutine[Any, Any, RunStatus]]"
 ) -> "RunStatus":
-    from relax_infer.cli._runs import Runs
+    from relax_infer.cli._runs import runs_of
     from relax_infer.cli._server import connected
 
     async with connected(home) as server:
-        return await work(Runs(server.client, server.target.address))
+        return await work(runs_of(server))
 
 
 def _say(answer: "Coroutine[Any, Any, RunStatus]") -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,7 +13,8 @@ from rich.text import Text
 
 from relax_infer.cli._findings import show_findings
 from relax_infer.cli._recipes import Checked
-from relax_infer.placement import InferencePlacementPlan
+from relax_infer.placement import InferencePlacementPlan, Violation
+from relax_infer.placement.findings import Finding
 from relax_infer.placement.picture import (
     COLOURS,
     LETTERS,
@@ -22,12 +24,11 @@ from relax_infer.placement.picture import (
     node_rows,
     phase_title,
 )
-from relax_infer.placement.preflight import Finding
 
 _LISTED = 4
 """GPUs whose reserved shares are listed one by one; of more, the different sums are."""
-_WIDTH = 200
-"""Characters of a line where the output is no terminal."""
+_WIDTH = 10_000
+"""Characters of a line where the output is no terminal, and nothing is cut or folded."""
 
 
 def show_plan(
@@ -39,8 +40,8 @@ def show_plan(
         document = plan.to_dict()
         if findings is not None:
             can_run = all(finding.result != "missing" for finding in findings)
-            listed = [asdict(finding) for finding in findings]
-            document["live"] = {"can_run": can_run, "findings": listed}
+            document["live"] = _live(findings, can_run=can_run)
+            document["violations"] = _listed(_violations(findings))
         typer.echo(json.dumps(document, indent=2))
         return
     how = {
@@ -62,12 +63,39 @@ def show_plan(
         show_findings(findings, as_json=False)
 
 
+def show_refusal(
+    violations: Sequence[Violation], *, as_json: bool, findings: Sequence[Finding] | None = None
+) -> None:
+    """What stdout has of a recipe without a plan; the reasons as sentences are the error's."""
+    if as_json:
+        every = [*violations, *_violations(findings or ())]
+        document: dict[str, Any] = {"violations": _listed(every)}
+        if findings is not None:
+            document["live"] = _live(findings, can_run=False)
+        typer.echo(json.dumps(document, indent=2))
+    elif findings is not None:
+        show_findings(findings, as_json=False)
+
+
+def _violations(findings: Iterable[Finding]) -> list[Violation]:
+    """Whatever is missing, by the recipe's field or by where it was looked for."""
+    return [each.violation for each in findings if each.violation is not None]
+
+
+def _listed(violations: Iterable[Violation]) -> list[dict[str, str]]:
+    return [{"field": v.field, "rule": v.rule, "cure": v.cure} for v in violations]
+
+
+def _live(findings: Sequence[Finding], *, can_run: bool) -> dict[str, Any]:
+    return {"can_run": can_run, "findings": [asdict(finding) for finding in findings]}
+
+
 def _picture(plan: InferencePlacementPlan) -> Table:
     """A letter for each GPU; a space before each engine's first."""
     table = Table(header_style="bold")
-    table.add_column("node")
+    table.add_column("node", no_wrap=True)
     for phase in plan.phases:
-        table.add_column(phase_title(phase), no_wrap=True)
+        table.add_column(phase_title(phase), overflow="fold")
     for row in node_rows(plan):
         table.add_row(node_label(plan, row), *(_node(cells) for cells in row.phases))
     return table

@@ -1,16 +1,25 @@
 """From what a person typed to the start of a run, checked before anything starts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from relax_infer.cli._errors import CommandError
-from relax_infer.config import Recipe, RecipeError, load_recipe, parse_overrides, shipped_recipes
+from relax_infer.config import (
+    Recipe,
+    RecipeError,
+    load_recipe,
+    parse_overrides,
+    read_recipe,
+    shipped_recipes,
+)
 from relax_infer.contracts.refs import RUN_ID
 from relax_infer.contracts.run import RunInput
 from relax_infer.placement import InferencePlacementPlan, PlacementError, plan_inference_placement
+from relax_infer.placement.named_files import named_data
 
+Loader = Callable[[str, dict[str, Any]], Recipe]
 _MODELS = ("rollout", "genrm", "teacher")
 
 
@@ -23,35 +32,47 @@ class Checked:
     start: RunInput
 
 
+class CannotBePlacedError(CommandError):
+    """A recipe that is well formed and has no plan."""
+
+    def __init__(self, named: str, recipe: Recipe, refused: PlacementError) -> None:
+        self.recipe = recipe
+        self.violations = refused.violations
+        reasons = "".join(f"\n  {violation}" for violation in refused.violations)
+        super().__init__(f"{refused.subject.replace('the recipe', named)}:{reasons}")
+
+
 def check(recipe: str, assignments: list[str], steps: int | None = None) -> Checked:
     """Read, override, validate and place.
 
     Raises:
         RecipeError: every wrong field.
-        CommandError: every reason why it cannot be placed.
+        CannotBePlacedError: every rule that it breaks.
     """
     overrides = parse_overrides(assignments)
-    read = load(recipe, overrides)
+    read = load(recipe, overrides, read_recipe)
     overrides |= {
         key: str(Path(model).resolve()) for key, model in _paths(read) if _is_relative(model)
     }
+    ready = load(recipe, overrides, read_recipe)
+    if steps is not None:
+        ready = ready.model_copy(update={"steps": steps})
     try:
-        plan = plan_inference_placement(read)
+        plan = plan_inference_placement(ready)
     except PlacementError as error:
-        reasons = "".join(f"\n  {violation}" for violation in error.violations)
-        raise CommandError(f"{recipe} cannot be placed:{reasons}") from error
+        raise CannotBePlacedError(recipe, ready, error) from error
     start = RunInput(recipe=_portable(recipe), steps=steps, overrides=overrides)
-    return Checked(load(recipe, overrides), plan, start)
+    return Checked(ready, plan, start)
 
 
-def load(recipe: str, overrides: dict[str, Any]) -> Recipe:
+def load(recipe: str, overrides: dict[str, Any], how: Loader = load_recipe) -> Recipe:
     """The recipe of a name or a file.
 
     Raises:
-        RecipeError: every wrong field, or a file that cannot be read.
+        RecipeError: as ``how`` does, or for a file that cannot be read.
     """
     try:
-        return load_recipe(recipe, overrides)
+        return how(recipe, overrides)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{recipe} cannot be read: {error}") from error
 
@@ -111,9 +132,8 @@ def _portable(recipe: str) -> str | dict[str, Any]:
 
 
 def _paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Dotted key and value of every model, and of the file of prompts."""
-    if recipe.data.path is not None:
-        yield "data.path", recipe.data.path
+    """Dotted key and value of every model, and of every file of prompts."""
+    yield from named_data(recipe)
     for role in _MODELS:
         section = getattr(recipe, role)
         if section is not None:

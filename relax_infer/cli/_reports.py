@@ -4,7 +4,7 @@ from pathlib import Path
 
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._recipes import check_run_id
-from relax_infer.cli._runs import Runs
+from relax_infer.cli._runs import runs_of
 from relax_infer.cli._server import connected
 from relax_infer.contracts.run import RunStatus
 
@@ -19,7 +19,7 @@ async def report_of(home: Path, run: str, out: Path, steps: str | None = None) -
     check_run_id(run)
     try:
         async with connected(home) as server:
-            status = (await Runs(server.client, server.target.address).glance(run)).run
+            status = (await runs_of(server).glance(run)).run
     except CommandError:
         store = store_with(home, run)
         if store is None:

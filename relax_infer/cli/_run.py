@@ -15,9 +15,10 @@ from relax_infer.cli._home import LocalStack, read_stack
 from relax_infer.cli._local import end_stack, start_stack
 from relax_infer.cli._machine import gpu_count
 from relax_infer.cli._options import said_home
+from relax_infer.cli._programs import require_programs
 from relax_infer.cli._recipes import Checked, check, check_run_id
 from relax_infer.cli._reports import report
-from relax_infer.cli._runs import NobodyAnswersError, Runs, open_runs
+from relax_infer.cli._runs import NobodyAnswersError, Runs, open_runs, runs_of
 from relax_infer.cli._server import Server, connected, find_target
 from relax_infer.cli._watching import Watcher
 from relax_infer.config import require_runnable
@@ -61,6 +62,8 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
     local = before is not None or find_target(wishes.home) is None
     if local and wishes.begin_from is not None:
         _check_earlier(wishes.begin_from, wishes.home, checked)
+    if local:
+        require_programs(checked.recipe)
     stack = _bring_up(wishes, checked) if local else None
     begun = _Begun()
     try:
@@ -132,7 +135,7 @@ async def _begin_and_watch(wishes: Wishes, checked: Checked, begun: _Begun) -> G
     One event loop for both: between two, an interrupt may be lost.
     """
     async with connected(wishes.home) as server:
-        runs = Runs(server.client, server.target.address)
+        runs = runs_of(server)
         words = "is started"
         if wishes.run is None:
             begun.run = await _start_fresh(runs, server, checked)

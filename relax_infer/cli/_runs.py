@@ -8,9 +8,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import (
     Client,
     WorkflowExecutionDescription,
@@ -30,12 +27,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from relax_infer.cli._errors import CommandError
 from relax_infer.cli._glance import Glance
 from relax_infer.cli._pending import Pending, pending_of
-from relax_infer.cli._server import connected
+from relax_infer.cli._pollers import QUEUE, Notice, Pollers, pollers_of
+from relax_infer.cli._server import Server, connected
 from relax_infer.contracts.lease import LeaseStatus
 from relax_infer.contracts.run import RunInput, RunStatus, StepStatus
 from relax_infer.machines import RUN, RunState
 
-WORKFLOW, QUEUE = "TrainingRun", "relax"
+WORKFLOW = "TrainingRun"
 _STATE = SearchAttributeKey.for_keyword("RelaxState")
 _WEIGHTS = SearchAttributeKey.for_int("RelaxWeightVersion")
 _REWARD = SearchAttributeKey.for_float("RelaxReward")
@@ -79,10 +77,14 @@ class NobodyAnswersError(CommandError):
 
 
 class Runs:
-    """The runs of one Temporal namespace."""
+    """The runs of one Temporal namespace.
 
-    def __init__(self, client: Client, address: str) -> None:
-        self._client, self._address = client, address
+    Args:
+        home: of the local stack that the server belongs to; None: of any other.
+    """
+
+    def __init__(self, client: Client, address: str, home: Path | None = None) -> None:
+        self._client, self._address, self._home = client, address, home
 
     async def start(self, run: str, start: RunInput) -> bool:
         """Start a run; False if the id was used before, whether that run is over or not."""
@@ -170,6 +172,14 @@ class Runs:
                 weights=known.get(_WEIGHTS),
                 reward=known.get(_REWARD),
             )
+
+    async def pollers(self) -> Pollers:
+        """Whether a worker asks for the work of runs."""
+        return await pollers_of(self._client, self._home)
+
+    def notice(self) -> Notice:
+        """For as long as something is waited for that a worker has to answer."""
+        return Notice(self._client, self._home)
 
     # --- pieces
 
@@ -259,17 +269,8 @@ class Runs:
             raise
 
 
-async def polled(client: Client) -> bool:
-    """Whether any worker asked for workflow tasks in the last minutes."""
-    described = await client.workflow_service.describe_task_queue(
-        DescribeTaskQueueRequest(
-            namespace=client.namespace,
-            task_queue=TaskQueue(name=QUEUE),
-            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-        ),
-        timeout=_QUERY,
-    )
-    return len(described.pollers) > 0
+def runs_of(server: Server) -> Runs:
+    return Runs(server.client, server.target.address, server.target.home)
 
 
 def at_work(status: RunStatus) -> int:
@@ -292,5 +293,5 @@ def heed_interrupt() -> None:
 async def open_runs(home: Path) -> list[str]:
     """Ids of the runs that have not ended, on the server that ``home`` or the environment names."""
     async with connected(home) as server:
-        runs = Runs(server.client, server.target.address)
+        runs = runs_of(server)
         return [each.run async for each in runs.list(only_open=True)]

@@ -33,11 +33,11 @@ async def find(home: Path, run: str, step: int, group: int | None, where: list[s
 
 async def _store_of(home: Path, run: str) -> str:
     """Where the run keeps its files, by its own word."""
-    from relax_infer.cli._runs import Runs
+    from relax_infer.cli._runs import runs_of
     from relax_infer.cli._server import connected
 
     async with connected(home) as server:
-        status = (await Runs(server.client, server.target.address).glance(run)).run
+        status = (await runs_of(server).glance(run)).run
     if status.store is None:
         raise CommandError(
             f"Run {run} keeps no files: it is {status.state}.",

@@ -7,7 +7,7 @@ from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeou
 from temporalio.service import RPCError, RPCStatusCode
 
 from relax_infer.cli._errors import Code, CommandError, UnansweredError
-from relax_infer.cli._runs import Runs, words_of
+from relax_infer.cli._runs import runs_of, words_of
 from relax_infer.cli._server import connected
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.machines import ScaleState
@@ -24,8 +24,7 @@ async def ask_role(home: Path, run: str, role: str, request: ScaleRequest) -> Sc
         CommandError: it is refused, or there is no such run or role.
         UnansweredError: nobody said what became of it.
     """
-    async with connected(home) as server:
-        runs = Runs(server.client, server.target.address)
+    async with connected(home) as server, (runs := runs_of(server)).notice():
         await runs.status(run, patience=30.0)  # says so where nobody is at work
         handle = server.client.get_workflow_handle(f"{run}.{role}")
         look = f"Ask again with --id {request.operation_id}: it is done once."

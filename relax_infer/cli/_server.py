@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import typer
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError
 
 from relax_infer.cli._errors import CommandError
@@ -112,6 +113,7 @@ async def connected(home: Path) -> AsyncIterator[Server]:
     target = find_target(home)
     if target is None:
         raise _nobody_known(home)
+    _quiet()
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT):
             converter = sealed(pydantic_data_converter)
@@ -124,6 +126,15 @@ async def connected(home: Path) -> AsyncIterator[Server]:
         raise CommandError(
             f"Temporal at {target.address} says: {error.message} ({error.status.name})."
         ) from error
+
+
+@cache
+def _quiet() -> None:
+    """Temporal's client logs each try that fails; a command says itself what does not answer."""
+    only_errors = TelemetryFilter(core_level="ERROR", other_level="ERROR")
+    logs = LoggingConfig(filter=only_errors)
+    with suppress(RuntimeError):  # this process has a runtime already
+        Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=logs)))
 
 
 def _nobody_known(home: Path) -> CommandError:

@@ -11,7 +11,7 @@ from rich.console import Console
 from relax_infer.cli._board import board
 from relax_infer.cli._follow import code_of, follow, make_view, say_ending
 from relax_infer.cli._glance import Glance
-from relax_infer.cli._runs import Listed, Runs
+from relax_infer.cli._runs import Listed, runs_of
 from relax_infer.cli._server import Target, connected
 from relax_infer.cli._watching import Watcher
 
@@ -22,7 +22,7 @@ _PATIENCE = 20.0
 async def show_one(home: Path, run: str, *, as_json: bool) -> int:
     """One run; the exit code says how it stands."""
     async with connected(home) as server:
-        watcher = Watcher(Runs(server.client, server.target.address), run)
+        watcher = Watcher(runs_of(server), run)
         glance = await watcher.look(patience=_PATIENCE)
         if as_json:
             typer.echo(json.dumps(document(glance, server.target), indent=2))
@@ -46,7 +46,7 @@ def _print_views(console: Console, views: Mapping[str, str]) -> None:
 async def watch_one(home: Path, run: str, *, as_json: bool) -> int:
     """One run until it is over or waits for a person."""
     async with connected(home) as server:
-        watcher = Watcher(Runs(server.client, server.target.address), run)
+        watcher = Watcher(runs_of(server), run)
         page = server.target.page_of(run)
         view = Documents(server.target) if as_json else make_view(page, detailed=True)
         glance = await follow(watcher, view)
@@ -79,7 +79,7 @@ class Documents:
 async def show_all(home: Path, *, as_json: bool, only_open: bool = False) -> None:
     """Every run that the server remembers, newest first."""
     async with connected(home) as server:
-        known = Runs(server.client, server.target.address)
+        known = runs_of(server)
         runs = [each async for each in known.list(only_open=only_open)]
         if as_json:
             typer.echo(json.dumps([_line(each, server.target) for each in runs], indent=2))

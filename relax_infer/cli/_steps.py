@@ -12,7 +12,7 @@ from relax_infer.cli._explain import Evidence, Explanation, explain
 from relax_infer.cli._glance import Glance
 from relax_infer.cli._recipes import check_run_id
 from relax_infer.cli._reports import store_with
-from relax_infer.cli._runs import NobodyAnswersError, Runs, at_work
+from relax_infer.cli._runs import NobodyAnswersError, Runs, at_work, runs_of
 from relax_infer.cli._server import connected
 from relax_infer.cli._watching import EARLIER, Watcher, expected, step_history, step_result
 from relax_infer.contracts.failures import PermanentError
@@ -53,7 +53,7 @@ async def list_steps(home: Path, run: str) -> list[StepLine]:
     lines: dict[int, StepLine] = {}
     try:
         async with connected(home) as server:
-            runs = Runs(server.client, server.target.address)
+            runs = runs_of(server)
             glance = await runs.glance(run, patience=_LOOK_PATIENCE)
     except CommandError:
         store = store_with(home, run)
@@ -80,7 +80,7 @@ async def explain_step(home: Path, run: str, step: int) -> tuple[Explanation, Ev
     known: Evidence
     try:
         async with connected(home) as server:
-            known = await _evidence(Runs(server.client, server.target.address), run, step)
+            known = await _evidence(runs_of(server), run, step)
     except CommandError:
         store = store_with(home, run)
         record = record_of(store, run, step) if store is not None else None
@@ -98,8 +98,9 @@ async def retry_step(home: Path, run: str, step: int, resolution: ResolveRun) ->
     """
     check_run_id(run)
     async with connected(home) as server:
-        runs = Runs(server.client, server.target.address)
-        _check_waits_for(await runs.glance(run, patience=PATIENCE), step)
+        runs = runs_of(server)
+        async with runs.notice():
+            _check_waits_for(await runs.glance(run, patience=PATIENCE), step)
         return await ask(runs, run, "resolve", resolution)
 
 
@@ -135,7 +136,7 @@ async def _evidence(runs: Runs, run: str, step: int) -> Evidence:
     over = told is None or told.ended is not None
     result = await step_result(runs, run, step) if told is not None and over else None
     store = glance.run.store if glance is not None else None
-    record = record_of(store, run, step) if store is not None and over else None
+    written = record_of(store, run, step) if store is not None else None
     before = range(max(step - EARLIER, 1), step) if told is not None else ()
     earlier = await asyncio.gather(*(step_result(runs, run, number) for number in before))
     return Evidence(
@@ -146,9 +147,17 @@ async def _evidence(runs: Runs, run: str, step: int) -> Evidence:
         told=told,
         pending=pending,
         result=result,
-        record=record,
+        record=written if over else None,
+        earlier=gave_up(written, over=over) if written is not None else (),
         expected=expected([each for each in earlier if each is not None]),
     )
+
+
+def gave_up(written: StepRecord, *, over: bool) -> tuple[str, ...]:
+    """Why attempts before the last one gave up; of a step that is at work the last that wrote its
+    record is among them."""
+    errors = [each.error for each in written.earlier]
+    return (*errors, written.error) if not over and written.error is not None else tuple(errors)
 
 
 def record_of(store: str, run: str, step: int) -> StepRecord | None:

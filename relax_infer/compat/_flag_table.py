@@ -66,6 +66,11 @@ TABLE: dict[str, To | Told] = {
     "genrm-model-path": To("genrm.model"),
     "genrm-num-gpus": To("genrm.num_gpus"),
     "genrm-num-gpus-per-engine": To("genrm.engine.gpus_per_replica"),
+    "genrm-ray-num-gpus": To("genrm.engine.ray_gpu_fraction"),
+    "sglang-config": Told(
+        "models and groups of engines are not read from a file: write rollout.server_groups and"
+        " rollout.extra_models"
+    ),
     # training
     "tensor-model-parallel-size": To("train.tensor_parallel"),
     "pipeline-model-parallel-size": To("train.pipeline_parallel"),

@@ -10,8 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from relax_infer.compat._flag_error import FlagError
 from relax_infer.compat._flag_table import SGLANG_OF_ROLLOUT, TABLE, To
-from relax_infer.contracts.failures import PermanentError
+from relax_infer.compat._resources import INFERENCE, TRAINING, cluster_gpus, gpus_by_role
+
+__all__ = ["Converted", "FlagError", "convert_flags", "flags_of_script"]
 
 _ASSIGNED = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(?!\()(.*)$")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
@@ -19,10 +22,6 @@ _ENDS = frozenset({";", "&", "|", "&&", "||", ">", ">>", "2>&1"})
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _RULES = {"math": "math_verify", "deepscaler": "math_verify", "dapo": "math_verify"}
-
-
-class FlagError(PermanentError, ValueError):
-    """Flags that no recipe can be made of; names the flag."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +137,10 @@ class _Conversion:
         for flag in list(self.given):
             self._alone(flag, self.given.pop(flag))
         self._replicas("rollout", concurrency)
+        self._replicas("teacher", None)
         self._mini_batches(mini_batch)
         if self.get("train.algorithm.estimator") == "ppo":
-            self.put("critic.ranks", self.get("train.ranks", 1))
+            self.put("critic.ranks", self.get("critic.ranks", self.get("train.ranks", 1)))
         elif self.recipe.pop("critic", None):
             self.notes["critic"] = "only --advantage-estimator ppo uses one"
         return Converted(self.recipe, self.notes)
@@ -184,9 +184,10 @@ class _Conversion:
 
     def _mode(self) -> None:
         resource = self._object("resource", self.given.pop("resource", None))
-        gpus = {role: _gpus(role, asked) for role, asked in resource.items()}
+        gpus = gpus_by_role(resource)
         colocate = bool(self.given.pop("colocate", False))
         deferred = self.given.pop("inference-defer-roles", None)
+        shared = colocate or deferred is not None
         if deferred is not None:
             roles = deferred if isinstance(deferred, list) else str(deferred).split(",")
             self.put("mode", "defer")
@@ -195,22 +196,57 @@ class _Conversion:
             self.put("mode", "split" if colocate else "decoupled")
         nodes = self.given.pop("actor-num-nodes", None)
         per_node = self.given.get("actor-num-gpus-per-node")
-        if "actor" not in gpus and isinstance(nodes, int) and isinstance(per_node, int):
-            gpus["actor"] = nodes * per_node
+        if isinstance(nodes, int) and isinstance(per_node, int):
+            actor = gpus.setdefault("actor", nodes * per_node)
+            if actor != nodes * per_node:
+                self.notes["actor-num-nodes"] = (
+                    f"{nodes} x {per_node} GPUs, --resource says {actor}: {actor} are used"
+                )
+        if colocate and "actor" not in gpus:
+            self.notes["colocate"] = (
+                "the actor has no GPUs that the others could share: give --resource with an actor,"
+                " or set cluster.gpus and train.ranks"
+            )
+        self._engines(gpus, shared=shared)
+        self._training(gpus)
         if gpus:
-            shared = colocate or deferred is not None
-            self.put("cluster.gpus", max(gpus.values()) if shared else sum(gpus.values()))
+            self.put("cluster.gpus", cluster_gpus(gpus, shared=shared))
         if "actor" in gpus:
             self.put("train.ranks", gpus["actor"])
+
+    def _engines(self, gpus: dict[str, int], *, shared: bool) -> None:
+        """GPUs of the roles with engines; a flag of their own wins, in the cluster that
+        ``--resource`` describes."""
+        if "teacher" in gpus and "opd-teacher-model-path" not in self.given:
+            del gpus["teacher"]
+            self.notes["resource.teacher"] = "there is no --opd-teacher-model-path: left out"
+        for role, flag in INFERENCE.items():
+            if role not in gpus:
+                continue
+            own = self.given.setdefault(flag, gpus[role])
+            if own != gpus[role]:
+                self.notes[flag] = f"is {own}, --resource says {gpus[role]}: {own} are used"
         told = "rollout" in gpus or "rollout-num-gpus" in self.given
-        if "actor" in gpus and not told and (colocate or deferred is not None):
+        if "actor" in gpus and not told and shared:
             self.given["rollout-num-gpus"] = gpus["actor"]
             self.notes["rollout-num-gpus"] = "was not given: the rollout has the actor's GPUs"
-        for role, flag in (("rollout", "rollout-num-gpus"), ("genrm", "genrm-num-gpus")):
-            if role in gpus:
-                self.given.setdefault(flag, gpus[role])
-        for role in set(gpus) - {"actor", "rollout", "genrm"}:
-            self.notes[f"resource.{role}"] = "is not one of actor, rollout, genrm: left out"
+
+    def _training(self, gpus: dict[str, int]) -> None:
+        """Ranks of the training roles beside the actor."""
+        for role in [role for role in gpus if role != "actor" and role not in INFERENCE]:
+            if role not in TRAINING:
+                known = ", ".join(("actor", *INFERENCE, *TRAINING))
+                self.notes[f"resource.{role}"] = f"is not one of {known}: left out"
+                del gpus[role]
+            elif role == "critic" and self.given.get("advantage-estimator") != "ppo":
+                self.notes["resource.critic"] = "only --advantage-estimator ppo uses one: left out"
+                del gpus[role]
+            else:
+                self.put(f"{role}.ranks", gpus[role])
+                if role != "critic":
+                    self.notes[f"resource.{role}"] = (
+                        f"has GPUs in the plan, but runs do not use it yet: remove {role} to run"
+                    )
 
     def _genrm(self) -> None:
         engine = self._object("genrm-engine-config", self.given.pop("genrm-engine-config", None))
@@ -219,7 +255,7 @@ class _Conversion:
         )
         if "genrm-model-path" not in self.given:
             return
-        for flag in ("genrm-model-path", "genrm-num-gpus", "genrm-num-gpus-per-engine"):
+        for flag in [flag for flag in self.given if flag.startswith("genrm-") and flag in TABLE]:
             if flag in self.given:
                 self._alone(flag, self.given.pop(flag))
         concurrency = engine.pop("server_concurrency", None)
@@ -319,17 +355,6 @@ class _Conversion:
         if not isinstance(read, dict):
             raise FlagError(f"--{flag} {value}: not a JSON object.")
         return read
-
-
-def _gpus(role: str, asked: Any) -> int:
-    """``[serving instances, GPUs]`` of a role."""
-    if (
-        not isinstance(asked, list)
-        or len(asked) != 2
-        or not all(type(n) is int and n >= 0 for n in asked)
-    ):
-        raise FlagError(f"--resource {role}: {asked!r} is not [instances, GPUs].")
-    return asked[1]
 
 
 def _split(text: str) -> list[str]:

@@ -5,19 +5,23 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import yaml
 from pydantic import ValidationError
 
 from relax_infer.config.documents import read_yaml
-from relax_infer.config.recipe import Recipe
+from relax_infer.config.recipe import RULES, Recipe
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.faults import explain, hint, models_in, takes_nothing
 
 
 class RecipeError(PermanentError, ValueError):
     """A recipe that cannot be used; the text lists every fault with its field."""
+
+
+_NAME_SHOWN = 200
+"""Characters of a recipe's name in a message."""
 
 
 def shipped_recipes() -> tuple[str, ...]:
@@ -38,8 +42,27 @@ def load_recipe(
             ``genrm.extra_models.0.engine.replicas``.
 
     Raises:
-        RecipeError: names the file, each wrong field with its value, and what is allowed.
+        RecipeError: names the file, each wrong field with its value, and what is allowed; or every
+            rule between fields that it breaks.
     """
+    return _load(recipe, overrides)
+
+
+def read_recipe(
+    recipe: str | Path | dict[str, Any], overrides: dict[str, Any] | None = None
+) -> Recipe:
+    """A recipe that is well formed; its parts may not fit together. The planner tells of such
+    rules together with its own.
+
+    Raises:
+        RecipeError: as for :func:`load_recipe`, without rules between fields.
+    """
+    return _load(recipe, overrides, rules=False)
+
+
+def _load(
+    recipe: str | Path | dict[str, Any], overrides: dict[str, Any] | None, *, rules: bool = True
+) -> Recipe:
     document, origin = _read(recipe)
     document = copy.deepcopy(document)
     for key, value in (overrides or {}).items():
@@ -47,7 +70,7 @@ def load_recipe(
             _check_removal(key, origin)
         _override(document, key, value, origin)
     try:
-        return Recipe.model_validate(document)
+        return Recipe.model_validate(document, context={RULES: rules})
     except ValidationError as error:
         raise RecipeError(f"{origin}: {explain(error, Recipe)}") from None
 
@@ -94,9 +117,10 @@ def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:
         origin = f"recipe {name}"
     else:
         path = Path(name)
-        if not path.is_file():
+        if fault := _no_file(path):
+            shown = name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…"
             raise RecipeError(
-                f"recipe {name}: no shipped recipe and no file of that name",
+                f"recipe {shown}: no shipped recipe and {fault}",
                 cure=f"Shipped: {', '.join(shipped_recipes())}.",
             )
         text, origin = path.read_text(), name
@@ -107,6 +131,16 @@ def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:
     if not isinstance(document, dict):
         raise RecipeError(f"{origin}: a recipe is a mapping, this is {type(document).__name__}")
     return cast("dict[str, Any]", document), origin
+
+
+def _no_file(path: Path) -> str | None:
+    """Why it is none."""
+    try:
+        if path.is_file():
+            return None
+        return "a folder, not a file" if path.is_dir() else "no file of that name"
+    except OSError as error:
+        return f"no file of that name ({error.strerror})"
 
 
 def _check_removal(key: str, origin: str) -> None:
@@ -127,8 +161,8 @@ def _check_removal(key: str, origin: str) -> None:
             )
         below = next(models_in(field.annotation), None)
         if number == len(parts) - 1:
-            if takes_nothing(field.annotation):
-                return
+            if takes_nothing(field.annotation) or get_origin(field.annotation) in (tuple, dict):
+                return  # a list or a mapping is empty then
             inside = next(iter(below.model_fields), "") if below is not None else ""
             cure = (
                 f"Every recipe has this section: set its fields, for instance {key}.{inside}, or"

@@ -1,12 +1,17 @@
 """Parts of the recipe that placement reads: cluster, engines, training ranks."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from relax_infer.contracts.fractions import GpuFraction, check_gpu_fraction
 
 Positive = Annotated[int, Field(ge=1, le=1 << 53)]
+MOST_GPUS = 1 << 20
+"""Of a cluster, and so of anything in it."""
+Count = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+"""Of GPUs, engines or ranks."""
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Scalar = str | int | float | bool | None
 
@@ -18,6 +23,44 @@ def _fraction_or_auto(value: object) -> object:
 EngineFraction = Annotated[float | Literal["auto"], BeforeValidator(_fraction_or_auto)]
 
 
+_MODEL_ID = r"^(?!__default__$)[^\s/]([^/\r\n]*[^\s/])?$"
+
+
+def _model_id(name: str) -> str:
+    """Part of engines' ids, which have a slash behind it; ``__default__`` asks for the only one."""
+    if not re.fullmatch(_MODEL_ID, name) or not name.isprintable():
+        raise ValueError(
+            "must be a name without / and without blanks around it, of printable characters, not"
+            " __default__, which means a role's only model"
+        )
+    return name
+
+
+def _shown(name: str) -> str:
+    """Terminals, pages and pictures have it as it is."""
+    if not name.isprintable():
+        raise ValueError("must be of printable characters")
+    return name
+
+
+ShownName = Annotated[str, AfterValidator(_shown)]
+ModelId = Annotated[str, AfterValidator(_model_id), Field(json_schema_extra={"pattern": _MODEL_ID})]
+
+
+def _flags(server_args: dict[str, Scalar]) -> dict[str, Scalar]:
+    """What is no name would end up as another flag, or as two, on the engine's command line."""
+    for name in server_args:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            raise ValueError(
+                f"{name!r} is no flag: write its name without the dashes before it, and its value"
+                " behind the colon"
+            )
+    return server_args
+
+
+ServerArgs = Annotated[dict[str, Scalar], AfterValidator(_flags)]
+
+
 class Section(BaseModel):
     """A part of the recipe: frozen, unknown fields refused."""
 
@@ -27,10 +70,10 @@ class Section(BaseModel):
 class Cluster(Section):
     """The GPUs of the run."""
 
-    gpus: Annotated[int, Field(ge=1, le=1 << 20)]
+    gpus: Count
     """GPUs of all pools together. In modes defer and split the roles share what training roles
     with a pool of their own leave."""
-    gpus_per_node: Positive | None = None
+    gpus_per_node: Count | None = None
     """GPUs of one node; empty: all of them are on one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the engines and the trainer compute on; auto: cuda where the host has one."""
@@ -41,9 +84,9 @@ class Cluster(Section):
 class Engine(Section):
     """How the engines of a model are run."""
 
-    replicas: Positive = 1
+    replicas: Count = 1
     """Engines of this model."""
-    gpus_per_replica: Positive = 1
+    gpus_per_replica: Count = 1
     """GPUs of one engine: its tensor parallel size times its pipeline parallel size. More than a
     node has: whole nodes."""
     ray_gpu_fraction: EngineFraction = 0.2
@@ -52,11 +95,12 @@ class Engine(Section):
     one GPU together."""
     offload: Literal["memory_saver", "restart", "none"] = "memory_saver"
     """How it lets go: SGLang's release and resume, or a confirmed stop and a later start. none: it
-    stays, which only mode decoupled allows."""
+    stays, which can be planned in mode decoupled, not run yet."""
     python: str | None = None
     """Interpreter of the engine processes; empty: the worker's own."""
-    server_args: dict[str, Scalar] = Field(default_factory=dict)
-    """Further SGLang flags, without dashes; true is a bare flag."""
+    server_args: ServerArgs = Field(default_factory=dict)
+    """Further SGLang flags, without the dashes before them; `tp_size` and `tp-size` are the same.
+    true is a bare flag."""
     launch_timeout: Seconds = 300.0
     """Seconds from launch to an answering engine."""
     drain_timeout: Seconds = 120.0
@@ -70,11 +114,11 @@ class ServerGroup(Section):
 
     worker_type: Literal["regular", "prefill", "decode"] = "regular"
     """regular, or the engine's part in prefill/decode disaggregation."""
-    replicas: Positive = 1
+    replicas: Count = 1
     """Engines of this group."""
-    gpus_per_replica: Positive = 1
+    gpus_per_replica: Count = 1
     """GPUs of one engine of this group."""
-    server_args: dict[str, Scalar] = Field(default_factory=dict)
+    server_args: ServerArgs = Field(default_factory=dict)
     """SGLang flags of this group, over those of the model's engine section."""
 
 
@@ -83,8 +127,8 @@ class ServedModel(Section):
 
     model: str
     """Hugging Face folder."""
-    model_id: str
-    """Name in the role's registry, once per role."""
+    model_id: ModelId
+    """Name in the role's registry, once per role, without a slash."""
     engine: Engine = Engine()
 
 
@@ -98,7 +142,7 @@ class RolloutModel(ServedModel):
 class TrainingGroup(Section):
     """Ranks of a training role beside the policy's trainer."""
 
-    ranks: Positive
+    ranks: Count
     """GPUs, one for each rank."""
     ray_gpu_fraction: GpuFraction = 0.4
     """Share of a GPU that each rank reserves with Ray."""

@@ -18,9 +18,11 @@ from relax_infer.config.recipe import Recipe
 _HEAD = """# Recipe
 
 Made from the models in `relax_infer/config` by `make reference`; do not edit.
-A recipe is YAML. Unknown fields are refused; every error names file, field and value.
+A recipe is YAML. Unknown fields are refused; every error names file, field and value, and a recipe
+whose parts do not fit together is told every rule that it breaks.
 `--set section.field=value` overrides one field, `--set section=null` removes a section that may be
-absent; `relax-infer config schema` is the same for editors ([command line](cli.md#recipes)).
+absent, or empties a list or a mapping; `relax-infer config schema` is the same for editors
+([command line](cli.md#recipes)).
 `[]` is an item of a list; `--set` names it by its number from 0.
 """
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from relax_infer.config.load import RecipeError
+from relax_infer.config.placed import Engine
 from relax_infer.config.recipe import Recipe
 
 
@@ -26,6 +27,9 @@ def _beyond(recipe: Recipe) -> Iterator[str]:
             yield f"{name}: is not used by runs yet"
     if not recipe.train.offload:
         yield "train.offload: the trainer of a run always offloads"
+    for field, engine in started_engines(recipe):
+        if engine.offload == "none":
+            yield f"{field}.offload: none, the engines of a run let their GPUs go in every mode"
     critic = recipe.critic
     if critic is not None and recipe.train.algorithm.estimator != "ppo":
         yield "critic: only train.algorithm.estimator ppo uses one"
@@ -43,3 +47,13 @@ def _beyond(recipe: Recipe) -> Iterator[str]:
         yield "rollout.server_groups: engines of runs are all regular"
     if rollout.extra_models:
         yield "rollout.extra_models: runs train one policy"
+
+
+def started_engines(recipe: Recipe) -> Iterator[tuple[str, Engine]]:
+    """Dotted key and section of the engines that a run would start."""
+    yield "rollout.engine", recipe.rollout.engine
+    for role, section in (("genrm", recipe.genrm), ("teacher", recipe.teacher)):
+        if section is not None and recipe.serves(role):
+            yield f"{role}.engine", section.engine
+            for n, model in enumerate(section.extra_models):
+                yield f"{role}.extra_models.{n}.engine", model.engine

@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from relax_infer.config.placed import Engine, Positive, Seconds, Section, ServedModel
+from relax_infer.config.placed import (
+    Count,
+    Engine,
+    ModelId,
+    Positive,
+    Seconds,
+    Section,
+    ServedModel,
+)
 
 REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "environment", "random", "none")
 """Rewards that need no import."""
@@ -75,8 +83,8 @@ class GenRM(Section):
 
     model: str
     """Hugging Face folder, or ``tiny:genrm``."""
-    model_id: str = "judge"
-    """Name in the role's registry."""
+    model_id: ModelId = "judge"
+    """Name in the role's registry, without a slash."""
     url: Url | None = None
     """Of an SGLang server, or of a role at a gateway, that somebody else runs: `<url>/generate` is
     asked, no engines are started, and `model` gives the tokenizer only. Empty: engines of ours."""
@@ -101,7 +109,7 @@ class GenRM(Section):
     """Requests in flight at once."""
     request_timeout: Seconds = 300.0
     """Seconds for one request."""
-    num_gpus: Positive | None = None
+    num_gpus: Count | None = None
     """GPUs of the role; empty: what its engines need."""
     engine: Engine = Engine()
     extra_models: tuple[ServedModel, ...] = ()
@@ -113,8 +121,8 @@ class Teacher(Section):
 
     model: str
     """Hugging Face folder, or ``tiny:teacher``."""
-    model_id: str = "teacher"
-    """Name in the role's registry."""
+    model_id: ModelId = "teacher"
+    """Name in the role's registry, without a slash."""
     url: Url | None = None
     """Of an SGLang server, or of a role at a gateway, that somebody else runs, with the policy's
     tokens: `<url>/generate` is asked and no engines are started. Empty: engines of ours."""
@@ -125,7 +133,7 @@ class Teacher(Section):
     max_logprob_cells: Positive = 262_144
     """Log-probs that one request may ask for: positions times token ids. A response with more is
     asked about in pieces."""
-    num_gpus: Positive | None = None
+    num_gpus: Count | None = None
     """GPUs of the role; empty: what its engines need. The models have equal parts."""
     engine: Engine = Engine()
     extra_models: tuple[ServedModel, ...] = ()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from relax_infer.config.placed import Positive, Section
+from relax_infer.config.placed import Count, Positive, Section
 from relax_infer.contracts.alarms import LogProbBound, Nats
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.fractions import GpuFraction
@@ -55,7 +55,7 @@ class Weights(WeightTransport, Section):
 class Train(Section):
     """One policy update per step."""
 
-    ranks: Positive = 1
+    ranks: Count = 1
     """Trainer ranks, one GPU each: tensor_parallel x pipeline_parallel x data parallel ranks."""
     tensor_parallel: Positive = 1
     """Ranks that share each layer's matrices."""

@@ -1,5 +1,7 @@
 """What the data activities of a step take and give: references and small counts."""
 
+from typing import Any
+
 from pydantic import Field
 
 from relax_infer.contracts.base import Message
@@ -89,6 +91,15 @@ class EvaluateRequest(Message):
     """Engines that may have requests of an earlier attempt in flight."""
 
 
+class Judging(Message):
+    """How a gateway makes a judge's request of messages."""
+
+    template_kwargs: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
+    """Model id to what its chat template is given besides the messages."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Of messages that do not say; None: the gateway's own."""
+
+
 class RegistryPush(Message):
     """One role's snapshot for the gateway; an older (term, revision) is refused there."""
 
@@ -102,3 +113,5 @@ class RegistryPush(Message):
     router_others: tuple[str, ...] | None = None
     """Of engines of others, that it may hold besides: it is told of them, and holds up nothing
     where one does not answer. None: leave it."""
+    judging: Judging | None = None
+    """Of the recipe, with a judge's role; the activity fills it in. None: leave it."""

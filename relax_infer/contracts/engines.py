@@ -22,6 +22,9 @@ RESIDENT_TAGS = ("weights", "kv_cache", "cuda_graph")
 """What an engine holds on its GPUs, in the order in which it comes back."""
 TRAINER_TAGS = ("parameters", "gradients", "optimizer")
 """What a trainer rank holds on its GPU."""
+RESIDUAL_MEMORY = 8 << 30
+"""Bytes of a GPU that may stay in use when its holder let go, unless the recipe says otherwise: the
+driver tells of the whole device, on which each of four roles may have a device context asleep."""
 
 
 class BundleBinding(Message):
@@ -82,7 +85,7 @@ class EngineGroupSpec(Message):
     python: str | None = None
     """Interpreter of the engine processes; None: the worker's own."""
     server_args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    """SGLang flags without dashes; True is a bare flag."""
+    """SGLang flags without the dashes before them, - and _ alike; True is a bare flag."""
     launch_timeout: float = 300.0
     """Seconds."""
     drain_timeout: float = 120.0
@@ -93,6 +96,9 @@ class EngineGroupSpec(Message):
     """fsspec URL of the store, for evidence and request logs."""
     weights: WeightTransport = WeightTransport()
     """How new weights come; what an engine is launched with it reads from its folder."""
+    residual_memory: int = RESIDUAL_MEMORY
+    """Bytes that may stay in use on each GPU, beside what was in use before the launch, when its
+    engine sleeps or is gone."""
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> "EngineGroupSpec":

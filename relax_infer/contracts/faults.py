@@ -81,6 +81,8 @@ def _fault(fault: dict[str, Any], model: Any) -> str:
     shown = f", got {_shown(given)}"
     message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     match fault["type"]:
+        case "extra_forbidden" if not place or place[-1] != fault["loc"][-1]:
+            return f"{where or 'the input'}: no such field {str(fault['loc'][-1])!r}{shown}"
         case "extra_forbidden":
             meant = hint(place, model) if _is_model(model) else ""
             return f"{where}: no such field{shown}" + (f"; {meant}" if meant else "")

@@ -5,6 +5,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+STEPS = 10_000
+"""Of a GPU: Ray counts in these."""
+
 
 def check_gpu_fraction(value: object) -> float:
     """``value`` as a share of one GPU, from 0 to 1.
@@ -14,9 +17,16 @@ def check_gpu_fraction(value: object) -> float:
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         number = float(value)
-        if math.isfinite(number) and 0 <= number <= 1:
+        if number == 0 or (math.isfinite(number) and 1 / STEPS <= number <= 1):
             return number
-    raise ValueError("a share of one GPU must be a finite number from 0 to 1")
+    raise ValueError(
+        f"a share of one GPU must be a finite number from 0 to 1, in Ray's steps of {1 / STEPS}"
+    )
+
+
+def ray_steps(share: float) -> int:
+    """What Ray counts of a share, in steps of 1/10,000: it rounds to the nearest."""
+    return math.floor(share * STEPS + 0.5)
 
 
 GpuFraction = Annotated[float, BeforeValidator(check_gpu_fraction), Field(ge=0, le=1)]

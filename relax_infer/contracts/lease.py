@@ -33,7 +33,7 @@ class LeaseCommand(Message):
     """One lease operation, as the body of an update.
 
     ``operation_id`` is the idempotency key: the same id with the same fingerprint (batch, method,
-    role, purpose) joins or returns the recorded result; with another it is an error.
+    role, purpose, weights) joins or returns the recorded result; with another it is an error.
     """
 
     operation_id: str
@@ -61,7 +61,9 @@ class LeaseRequest(LeaseCommand):
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.method}|{self.batch or ''}|{self.role or ''}|{self.purpose or ''}"
+        asked = f"{self.method}|{self.batch or ''}|{self.role or ''}|{self.purpose or ''}"
+        weights = self.weights  # left out where there are none: as earlier code had it
+        return asked if weights is None else f"{asked}|{weights.version} {weights.digest}"
 
 
 class LeaseAnswer(Message):
@@ -141,6 +143,11 @@ class LeaseInput(StartInput):
     """Pairs of roles that share no GPU."""
     in_place: tuple[str, ...] = ()
     """Roles whose engines take other weights within a grant, without letting go."""
+    lost: int = 0
+    """Leases of this run whose workflow was ended by hand before this one: above 0, every role is
+    in doubt until it is proved to have let go."""
+    groups: tuple[EngineGroupSpec, ...] = ()
+    """Of all roles, for a lease that follows a lost one: a role tells only once what it has."""
     carried: dict[str, Any] | None = None
 
 
@@ -171,6 +178,9 @@ class RoleResult(Message):
     """BLOCKED: what stands in the way."""
     snapshot: GroupSnapshot | None = None
     """Of an engine group to its role: what it has become, so that no signal must come first."""
+    groups: tuple[EngineGroupSpec, ...] = ()
+    """Of a role to its lease, with the first answer in each of its histories: what it operates on,
+    for the case that its workflow is ended by hand."""
 
 
 class RoleCommand(Message):

@@ -351,6 +351,7 @@ class RunCarry(Message):
     progress: tuple[RunProgress, ...] = ()
     histories: int = 0
     restarts: int = 0
+    leases_lost: int = 0
 
 
 class ResolveRun(Message):

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.base import Message
-from relax_infer.contracts.engines import BundleBinding, ReleaseEvidence
+from relax_infer.contracts.engines import RESIDUAL_MEMORY, BundleBinding, ReleaseEvidence
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.refs import RunRef, WeightsRef
@@ -76,6 +76,8 @@ class TrainerSpec(Message):
     packed: bool = False
     """Sequences are packed one after another instead of padded."""
     micro_batch_tokens: int = 16_384
+    residual_memory: int = RESIDUAL_MEMORY
+    """Bytes that may stay in use on each rank's GPU when the trainer has let go."""
     """Of one forward and backward pass of a rank, at most, padding included."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What the trainer computes on; auto: CUDA where its host has it."""

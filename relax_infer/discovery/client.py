@@ -60,7 +60,8 @@ class InferenceClient:
             snapshot_provider: gives the role's schema 2 document, or its RoleSnapshot.
             gateway_url: a role's address at a gateway that requests go through; None: directly to
                 the engine or router that discovery names.
-            timeout: seconds for waiting, discovery, request and answer (streams included) together.
+            timeout: seconds for waiting, discovery, request and answer (streams included) together;
+                and for a :meth:`snapshot`.
             cache_ttl: seconds for which a document is used again.
             max_connections: requests that may be in flight at once; others wait for their turn.
                 Discovery has connections of its own.
@@ -114,9 +115,11 @@ class InferenceClient:
 
         Raises:
             InferenceRoutingError: 503, what was read is no schema 2 document.
+            TimeoutError: the deadline.
             Exception: whatever reading raises (``aiohttp.ClientError``, or the provider's own).
         """
-        reading = await (self._reader.newer() if refresh else self._reader.latest())
+        async with asyncio.timeout(self._timeout):
+            reading = await (self._reader.newer() if refresh else self._reader.latest())
         return reading.snapshot.to_dict()
 
     async def generate(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from relax_infer.engines.digest import expected_digest
     from relax_infer.engines.evidence import check_evidence, read_evidence, write_evidence
     from relax_infer.engines.group import EngineGroup
+    from relax_infer.engines.guard import EngineGuard
     from relax_infer.engines.node import NodeReport
     from relax_infer.engines.release import (
         EngineProcesses,
@@ -29,6 +30,7 @@ _HOME = {
     "InferenceEngineSpec": "static",
     "InferenceRecoveryRequired": "release",
     "EngineGroup": "group",
+    "EngineGuard": "guard",
     "EngineProcesses": "release",
     "NodeReport": "node",
     "ReleaseProof": "release",
@@ -46,6 +48,7 @@ _HOME = {
 
 __all__ = [
     "EngineGroup",
+    "EngineGuard",
     "EngineProcesses",
     "InferenceCleanupError",
     "InferenceEngineSpec",

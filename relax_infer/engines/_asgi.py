@@ -14,7 +14,13 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 async def reply(
     send: Send, status: int, document: object, headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
-    body = json.dumps(document).encode()
+    await reply_bytes(send, status, json.dumps(document).encode(), headers)
+
+
+async def reply_bytes(
+    send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """``body`` is JSON already."""
     content = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": [*content, *headers]})
     await send({"type": "http.response.body", "body": body})

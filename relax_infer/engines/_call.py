@@ -2,13 +2,40 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Protocol
+import uuid
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+import msgspec
 
 from relax_infer.engines._asgi import ASGIMessage, Receive
 from relax_infer.engines.request_log import Reason
 
 ABORT_AGAIN_SECONDS = 0.05
+BODY_BYTES = 64 << 20
+"""Of a request body, at most; a gateway's default."""
+_ESCAPED = (b"\\u", b"\0")
+_ENCODED = (b'"rid"', *_ESCAPED)
+"""One of these is in every JSON document with the key: as it is, escaped, or in another coding."""
+
+
+class _Payload(msgspec.Struct):
+    rid: Any = None
+
+
+_READER = msgspec.json.Decoder(_Payload)
+
+
+class Refused(Exception):
+    """What a caller sent is at fault; the engine does not hear of it."""
+
+    def __init__(
+        self, status: int, detail: str, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.status, self.detail, self.headers = status, detail, headers
 
 
 class Backend(Protocol):
@@ -21,6 +48,11 @@ class Backend(Protocol):
     def abort(self, rid: str) -> None: ...
 
     def abort_all(self) -> None: ...
+
+    def noting(self, note: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Within it, ``note`` is told every id under which the engine begins to work for what this
+        task, and those that it starts, ask."""
+        ...
 
     async def idle(self) -> bool:
         """Whether the scheduler's last published load shows nothing running or waiting."""
@@ -45,6 +77,10 @@ class Call:
     def __init__(self, receive: Receive) -> None:
         self.rids: tuple[str, ...] = ()
         """Request ids that the payload names."""
+        self.inside = set[str]()
+        """Ids under which the engine has it; known as soon as the engine has them."""
+        self.renamed = dict[str, str]()
+        """Of :attr:`rids`, those for which the engine got another."""
         self.status: int | None = None
         self.admitted = False
         """Whether it was handed to the engine."""
@@ -56,6 +92,8 @@ class Call:
         self._handed_over = False
         self._gone = asyncio.Event()
         self._reading: asyncio.Future[bytes] | None = None
+        self._start: ASGIMessage | None = None
+        self._held_back = b""
 
     @property
     def outcome(self) -> Reason:
@@ -72,6 +110,7 @@ class Call:
             self._reading.cancel()
 
     async def read_body(self) -> None:
+        """Raises :class:`Refused`: it is larger than :data:`BODY_BYTES`, or cannot be read."""
         self._reading = asyncio.ensure_future(self._read())
         try:
             self._body = await self._reading
@@ -84,6 +123,7 @@ class Call:
 
     async def _read(self) -> bytes:
         parts: list[bytes] = []
+        length = 0
         while True:
             message = await self._upstream()
             if message["type"] == "http.disconnect":
@@ -91,6 +131,10 @@ class Call:
                 self._gone.set()
                 return b""
             parts.append(message.get("body", b""))
+            length += len(parts[-1])
+            if length > BODY_BYTES:
+                text = f"Request body is larger than {BODY_BYTES} bytes"
+                raise Refused(413, text, ((b"connection", b"close"),))
             if not message.get("more_body"):
                 return b"".join(parts)
 
@@ -106,25 +150,122 @@ class Call:
     async def watch(self, backend: Backend) -> None:
         """Abort the request in the engine as soon as its caller leaves; ends by cancellation.
 
-        The engine may still be reading the request in, where an abort does not find it, so the
-        abort is repeated until the engine's app has returned.
+        The engine may still be reading the request in, where an abort does not find it, and makes
+        new ids as it goes, so the abort is repeated until the engine's app has returned.
         """
         while (await self._upstream())["type"] != "http.disconnect":
             pass
         self.left = not self.answered
         self._gone.set()
         while self.left:
-            for rid in self.rids:
-                backend.abort(rid)
+            self.abort(backend)
             await asyncio.sleep(ABORT_AGAIN_SECONDS)
+
+    def abort(self, backend: Backend) -> None:
+        """What the engine has of it so far."""
+        for rid in tuple(self.inside):
+            backend.abort(rid)
+
+    def inside_of(self, rid: str) -> set[str]:
+        """Ids under which the engine has what the payload calls ``rid``, with those of which cannot
+        be told which of the payload's they are."""
+        other = {self.renamed.get(each, each) for each in self.rids if each != rid}
+        return {
+            each
+            for each in self.inside
+            if each not in other and each.rpartition("_")[0] not in other
+        }
+
+    def keep_apart(self, others: Iterable["Call"], backend: Backend) -> None:
+        """Give the engine another id for one that begins as another caller's does, or whose
+        beginning that is: SGLang aborts by prefix, so that one who leaves would end both.
+
+        Only the engine sees it. An id that the engine has already is left to it to refuse.
+        """
+        taken = {name for call in others if call.admitted for name in call._names}
+        if not taken or not self.rids:
+            return
+        ordered = sorted(taken)
+        known = frozenset(backend.request_ids()) if taken.intersection(self.rids) else frozenset()
+        for rid in self.rids:
+            if rid not in known and _clashes(rid, taken, ordered):
+                self.renamed[rid] = f"fence-{uuid.uuid4().hex}"
+        if self.renamed:
+            document = json.loads(self._body)
+            given = document["rid"]
+            several = isinstance(given, list)
+            names = [self.renamed.get(rid, rid) for rid in (given if several else [given])]
+            document["rid"] = names if several else names[0]
+            self._body = json.dumps(document).encode()
+
+    def named_back(self, message: ASGIMessage) -> tuple[ASGIMessage, ...]:
+        """A part of the answer with the caller's own ids. The head waits for the first part, which
+        says how long it has become; what may be the beginning of an id waits for the next one."""
+        if not self.renamed:
+            return (message,)
+        if message["type"] == "http.response.start":
+            self._start = message
+            return ()
+        body = self._held_back + message.get("body", b"")
+        for rid, name in self.renamed.items():
+            body = body.replace(name.encode(), json.dumps(rid)[1:-1].encode())
+        held = _beginning(body, self.renamed.values()) if message.get("more_body") else 0
+        body, self._held_back = body[: len(body) - held], body[len(body) - held :]
+        message = {**message, "body": body}
+        if (start := self._start) is None:
+            return (message,)
+        self._start = None
+        headers = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+        if not message.get("more_body"):
+            headers.append((b"content-length", b"%d" % len(body)))
+        return ({**start, "headers": headers}, message)
+
+    @property
+    def _names(self) -> set[str]:
+        """Its ids in the engine, now and soon."""
+        return {self.renamed.get(rid, rid) for rid in self.rids} | self.inside
+
+
+def _beginning(body: bytes, names: Iterable[str]) -> int:
+    """Bytes at the end of ``body`` that may be the beginning of one of ``names``."""
+    encoded = [name.encode() for name in names]
+    longest = max(map(len, encoded)) - 1
+    tails = range(min(longest, len(body)), 0, -1)
+    return next((n for n in tails if any(each.startswith(body[-n:]) for each in encoded)), 0)
+
+
+def _clashes(rid: str, taken: set[str], ordered: Sequence[str]) -> bool:
+    """Whether one of ``taken`` is a beginning of ``rid``, or the other way round."""
+    if any(rid[:length] in taken for length in range(1, len(rid) + 1)):
+        return True
+    at = bisect_left(ordered, rid)
+    return at < len(ordered) and ordered[at].startswith(rid)
 
 
 def request_ids(body: bytes) -> tuple[str, ...]:
-    """Request ids that a generation payload names (``rid``: a string or a list of strings)."""
-    try:
-        document = json.loads(body) if b'"rid"' in body else None
-    except ValueError:
+    """Request ids that a payload names (``rid``: a string or a list of strings); none where it is
+    no JSON, which the engine says better.
+
+    Raises:
+        Refused: it is nested too deeply to be read.
+    """
+    if not any(each in body for each in _ENCODED):
         return ()
-    rid = document.get("rid") if isinstance(document, dict) else None
-    rids = rid if isinstance(rid, list) else [rid]
+    rid = _rid(body)
+    rids = cast("list[object]", rid) if isinstance(rid, list) else [rid]
     return tuple(each for each in rids if isinstance(each, str) and each)
+
+
+def _rid(body: bytes) -> object:
+    if not any(each in body for each in _ESCAPED):
+        try:
+            return _READER.decode(body).rid  # no other field is made into an object
+        except (msgspec.DecodeError, RecursionError):
+            pass  # Python's reader takes more
+    try:
+        document: object = json.loads(body)
+    except ValueError:
+        return None
+    except RecursionError:
+        raise Refused(400, "Request body is nested too deeply") from None
+    return cast("dict[str, object]", document).get("rid") if isinstance(document, dict) else None

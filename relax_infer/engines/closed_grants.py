@@ -3,12 +3,14 @@
 A holder (an engine, a trainer rank) whose host does not answer is taken for gone on a person's word
 alone. If its host was only cut off, what was on its way there arrives when it is back, after the
 GPUs were given to somebody else. So the end of the grant is written where the holder itself looks
-before it loads anything.
+before it loads anything. What ended with it is every earlier grant, too: a lease that was begun
+anew doubts a role under a token of its own, and what is on its way has the one that was lost.
 """
 
 import contextlib
 import hashlib
 import re
+from collections.abc import Collection
 from typing import Any
 
 import fsspec
@@ -18,6 +20,19 @@ from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def name_of(token: FenceToken) -> str:
+    """Of the file that closes a grant."""
+    grant = hashlib.sha256(token.grant_id.encode()).hexdigest()[:16]
+    return f"{token.counter}-{grant}"
+
+
+def ends(names: Collection[str], token: FenceToken) -> bool:
+    """Whether a grant is over where the files ``names`` are: closed itself, or a later one is."""
+    counters = (name.partition("-")[0] for name in names)
+    later = any(counter.isdigit() and int(counter) > token.counter for counter in counters)
+    return later or name_of(token) in names
 
 
 class ClosedGrants:
@@ -31,7 +46,7 @@ class ClosedGrants:
         self._folder = f"{store.rstrip('/')}/{run}/closed-grants/{name}"
 
     def close(self, token: FenceToken) -> None:
-        """From now on the holder loads nothing under ``token``."""
+        """From now on the holder loads nothing under ``token``, or under any before it."""
         try:
             files, path = self._file(token)
             files.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -53,7 +68,7 @@ class ClosedGrants:
         try:
             files, path = self._file(token)
             files.invalidate_cache()
-            closed = bool(files.exists(path))
+            closed = ends(_names_in(files, path.rpartition("/")[0]), token)
         except OSError as error:
             raise TransientError(
                 f"Cannot read {self._folder}, which says whether the grant has ended: {error}."
@@ -62,12 +77,18 @@ class ClosedGrants:
             raise StaleFence(token, token)
 
     def _file(self, token: FenceToken) -> tuple[Any, str]:
-        grant = hashlib.sha256(token.grant_id.encode()).hexdigest()[:16]
-        uri = f"{self._folder}/{token.counter}-{grant}"
+        uri = f"{self._folder}/{name_of(token)}"
         files, path = fsspec.url_to_fs(uri)  # pyright: ignore[reportUnknownMemberType]
         return files, str(path)
 
 
-def closed_grants(spec: EngineGroupSpec, replica: int) -> ClosedGrants:
-    """Of one replica."""
-    return ClosedGrants(spec.store, spec.run, spec.actor_name(replica))
+def _names_in(files: Any, folder: str) -> list[str]:
+    try:
+        return [str(path).rpartition("/")[2] for path in files.ls(folder, detail=False)]
+    except FileNotFoundError:
+        return []
+
+
+def closed_grants(spec: EngineGroupSpec, replica: int, node: int = 0) -> ClosedGrants:
+    """Of one replica; with ``node``, of that follower alone."""
+    return ClosedGrants(spec.store, spec.run, spec.actor_name(replica, node))

@@ -3,12 +3,14 @@
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines.digest import checkpoint_dtype
+from relax_infer.engines.flags import by_flag
 from relax_infer.engines.release import MARKER
 
 Scalar = str | int | float | bool | None
@@ -46,11 +48,15 @@ def server_settings(
     """SGLang's flags without dashes; what the spec sets wins over the defaults of the device.
 
     ``rendezvous`` is the ``HOST:PORT`` at which the ranks of several nodes meet: the same for each.
+
+    Raises:
+        PermanentError: the spec gives one flag under two names.
     """
+    given = by_flag(spec.server_args)
     settings: dict[str, Scalar] = {
         "model-path": model_path,
         "served-model-name": spec.model,
-        "tp": spec.gpus_per_replica // _pipeline(spec),
+        "tp-size": spec.gpus_per_replica // _pipeline(given),
         "log-level": "info",
         "log-level-http": "warning",
     }
@@ -62,7 +68,7 @@ def server_settings(
     elif spec.offload == "memory_saver":
         # Weights keep a copy in host memory, or a resume would bring back garbage.
         settings |= {"enable-memory-saver": True, "enable-weights-cpu-backup": True}
-    settings |= spec.server_args
+    settings |= given
     # The engine's actor decides these; whatever the spec says of them cannot be.
     several = spec.nodes_per_replica > 1
     return settings | {
@@ -73,9 +79,9 @@ def server_settings(
     }
 
 
-def _pipeline(spec: EngineGroupSpec) -> int:
-    sizes = (spec.server_args.get("pp-size"), spec.server_args.get("pp_size"))
-    return next((size for size in sizes if isinstance(size, int) and size > 1), 1)
+def _pipeline(given: Mapping[str, Scalar]) -> int:
+    size = given.get("pp-size")
+    return size if isinstance(size, int) and size > 1 else 1
 
 
 def command_line(
@@ -109,9 +115,16 @@ def environment(
     inherited: Mapping[str, str] | None = None,
     *,
     replica: int = 0,
+    scratch: Path | None = None,
 ) -> dict[str, str]:
-    """Variables of the processes on one node: the caller's own, changed where it matters."""
+    """Variables of the processes on one node: the caller's own, changed where it matters.
+
+    ``scratch`` is the folder of what they write in passing.
+    """
     variables = dict(os.environ if inherited is None else inherited)
+    if scratch is not None:
+        variables.setdefault("TORCHINDUCTOR_CACHE_DIR", _compiled())
+        variables["TMPDIR"] = str(scratch)
     # Ray shows its actor one device of a fraction; an engine gets its own list.
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus)) if spec.device == "cuda" else ""
     variables |= {
@@ -137,6 +150,11 @@ def environment(
             shares = cores_of_ranks(sorted(os.sched_getaffinity(0)), spec.gpus_per_node)
             variables.setdefault("SGLANG_CPU_OMP_THREADS_BIND", shares)
     return variables
+
+
+def _compiled() -> str:
+    """Where torch keeps what it compiled, by default: the next incarnation wants it again."""
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
 
 
 def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:

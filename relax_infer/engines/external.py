@@ -115,6 +115,11 @@ class _External:
 
     async def version(self) -> int | None:
         told = await self._call("GET", "/model_info", None, _READ_SECONDS)
+        if isinstance(told, dict) and "model_path" in told and "weight_version" not in told:
+            raise PermanentError(
+                f"{self.url} does not say which weights it holds, as a guard or a fence hides it.",
+                cure="Name the address of the engine itself.",
+            )
         text = str(_field(told, "weight_version", self.url))
         return int(text) if text.isdecimal() else None
 

@@ -24,7 +24,7 @@ from relax_infer.engines._asgi import (
     reply,
     reply_text,
 )
-from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
+from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call, Refused
 from relax_infer.engines.guard_metrics import GuardMetrics
 from relax_infer.engines.request_log import RequestLog
 from relax_infer.gateway.gate import AdmissionClosed, AdmissionGate
@@ -49,11 +49,13 @@ METRICS = "/guard/metrics"
 
 UNGATED = frozenset(
     {
-        ("POST", "/abort_request"),
         ("POST", "/close_session"),
         ("GET", "/v1/models"),
     }
 )
+
+ABORT = "/abort_request"
+"""POST path at which a caller ends requests by their ids, with the gate open or closed."""
 
 METADATA = {
     "/server_info": (
@@ -85,7 +87,8 @@ TOKEN_REQUIRED = frozenset(
 )
 """Management paths that change what is resident."""
 
-_HEALTH_SECONDS = 5.0
+ASK_SECONDS = 5.0
+"""For the engine to answer about itself."""
 _CLOSED = (503, {"detail": "engine is not admitting requests"}, ((b"retry-after", b"1"),))
 
 
@@ -100,10 +103,17 @@ class Fence:
     """The outermost layer of the server."""
 
     def __init__(
-        self, app: App, backend: Backend, log: RequestLog, token: FenceToken | None = None
+        self,
+        app: App,
+        backend: Backend,
+        log: RequestLog,
+        token: FenceToken | None = None,
+        *,
+        drained: bool = True,
     ) -> None:
+        """``drained``: whether the engine is known to do nothing, as one that starts is."""
         self.app, self.backend = app, backend
-        self.gate = AdmissionGate()
+        self.gate = AdmissionGate(drained=drained)
         self.memory = FenceMemory(token)
         self._log = log
         seen = self.memory
@@ -142,7 +152,9 @@ class Fence:
         if method == "POST" and path in GATED:
             await self._route(scope, receive, send)
         elif (method, path) in UNGATED:
-            await self.app(scope, receive, send)
+            await self._ungated(scope, receive, send)
+        elif method == "POST" and path == ABORT:
+            await self._abort_named(receive, send)
         elif method == "GET" and path == "/health":
             await self._health(scope, receive, send)
         elif method == "GET" and path == "/health_generate":
@@ -160,7 +172,7 @@ class Fence:
         try:
             admission = self.gate.enter(call.cancel)
         except AdmissionClosed:
-            self._metrics.refused()
+            self._metrics.refused("closed")
             self._log.write("refused", path, (), 503, "closed")
             await reply(send, *_CLOSED)
             return
@@ -182,7 +194,8 @@ class Fence:
         async def count(message: ASGIMessage) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
-            await send(message)
+            for each in call.named_back(message):
+                await send(each)
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 call.answered = not call.left
                 end()
@@ -193,25 +206,59 @@ class Fence:
             if call.left:
                 return
             if call.cancelled:
-                self._metrics.refused()
+                self._metrics.refused("closed")
                 self._log.write("refused", path, call.rids, 503, "closed")
                 await reply(send, *_CLOSED)
                 return
+            call.keep_apart(self._calls - {call}, self.backend)
             self._log.write("admitted", path, call.rids)
             call.admitted = True
             self._metrics.admitted()
             watch = asyncio.create_task(call.watch(self.backend))
-            await self.app(renamed(scope, GATED[path]), call.receive, count)
+            with self.backend.noting(call.inside.add):
+                await self.app(renamed(scope, GATED[path]), call.receive, count)
+        except Refused as refused:
+            self._metrics.refused("body")
+            self._log.write("refused", path, call.rids, refused.status, "body")
+            await reply(send, refused.status, {"detail": refused.detail}, refused.headers)
         finally:
             if watch is not None:
                 watch.cancel()
+            if call.left:  # the engine's app may give up sooner than the engine
+                call.abort(self.backend)
             end()
 
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ungated(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(receive)
+        if scope["method"] == "POST":
+            try:
+                await call.read_body()
+            except Refused as refused:
+                await reply(send, refused.status, {"detail": refused.detail}, refused.headers)
+                return
+            receive = call.receive
+        await self.app(scope, receive, send)
+
+    async def _abort_named(self, receive: Receive, send: Send) -> None:
+        """The engine itself does not get to see it: it would end whatever begins with the id, or
+        with ``abort_all`` the requests of all callers."""
+        call = Call(receive)
         try:
-            status, _ = await asyncio.wait_for(self._ask(scope, receive), _HEALTH_SECONDS)
-        except TimeoutError:
-            status = 503
+            await call.read_body()
+        except Refused as refused:
+            await reply(send, refused.status, {"detail": refused.detail}, refused.headers)
+            return
+        if not call.rids:
+            await reply(send, 400, {"detail": "Name what is to be aborted by its rid, or a list"})
+            return
+        for other in self._calls:
+            for rid in set(other.rids).intersection(call.rids):
+                for each in other.inside_of(rid):
+                    self.backend.abort(each)
+        await reply(send, 200, {})
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, _ = await self._ask(scope, receive)
         await reply(send, 200 if status == 200 else 503, {"alive": status == 200})
 
     async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -224,9 +271,11 @@ class Fence:
         if isinstance(document, dict):
             await reply(send, 200, {name: document[name] for name in fields if name in document})
         else:
-            await reply(send, 502, {"detail": f"the engine's {path} answered {status}"})
+            told = f"answered {status}" if status else f"gave no answer within {ASK_SECONDS:g} s"
+            await reply(send, 502, {"detail": f"the engine's {path} {told}"})
 
     async def _ask(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        """The engine's own answer; status 0 where it did not come in time, 500 where it broke."""
         status, parts = 502, list[bytes]()
 
         async def collect(message: ASGIMessage) -> None:
@@ -236,7 +285,13 @@ class Fence:
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
-        await self.app(scope, receive, collect)
+        try:
+            await asyncio.wait_for(self.app(scope, receive, collect), ASK_SECONDS)
+        except TimeoutError:
+            return 0, b""
+        except Exception:
+            log.exception("the engine's %s broke", scope["path"])
+            return 500, b""
         return status, b"".join(parts)
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -264,7 +319,7 @@ class Fence:
                     log.info("admits nobody", extra={"fence": str(self.memory.seen)})
                     await reply(send, 200, await self.status())
                 case ("POST", "confirm_drained"):
-                    await self._confirm_drained()
+                    await self.confirm_drained()
                     await reply(send, 200, await self.status())
                 case _:
                     await reply(send, 404, {"detail": "Not Found"})
@@ -289,7 +344,8 @@ class Fence:
             if not self.gate.ready:
                 self.backend.abort_all()
 
-    async def _confirm_drained(self) -> None:
+    async def confirm_drained(self) -> None:
+        """Raises RuntimeError that says why the engine cannot be called drained."""
         if self.gate.ready:
             raise RuntimeError("the gate is open: close it first")
         if self.gate.inflight:
@@ -306,13 +362,20 @@ class Fence:
 
     def active(self, prefix: str) -> list[str]:
         """Ids that begin with ``prefix`` of requests that are in the fence or in the engine."""
-        known = {rid for call in self._calls for rid in call.rids} | set(self.backend.request_ids())
+        known = set(self.backend.request_ids())
+        for call in self._calls:
+            for rid in call.renamed:
+                known -= call.inside_of(rid)
+        known.update(rid for call in self._calls for rid in call.rids)
         return sorted(rid for rid in known if rid.startswith(prefix))
 
     def _abort(self, prefix: str) -> None:
         for call in self._calls:
-            if any(rid.startswith(prefix) for rid in call.rids):
+            if asked := [rid for rid in call.rids if rid.startswith(prefix)]:
                 call.cancel()
+            for rid in asked:
+                for each in call.inside_of(rid):
+                    self.backend.abort(each)
         for rid in self.backend.request_ids():
             if rid.startswith(prefix):
                 self.backend.abort(rid)

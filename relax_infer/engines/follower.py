@@ -13,6 +13,7 @@ from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.actors import ActorGone, answer, find_actor, node_actor
+from relax_infer.engines.closed_grants import closed_grants
 from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode, NodeReport
 from relax_infer.engines.process import Launch
@@ -36,14 +37,21 @@ class FollowerActor:
         configure_actor(name, spec.run, role=spec.role, replica=replica)
         self._node = EngineNode(spec, replica, node, pool)
         self._fence = self._node.files.fence_memory()
+        # Those of the whole replica, and of this node, which may have been silent alone.
+        self._closed = (closed_grants(spec, replica), closed_grants(spec, replica, node))
         self._turn = asyncio.Lock()
 
     async def ping(self) -> int:
         return os.getpid()
 
     async def start(self, launch: Launch) -> NodeReport:
+        """Raises :class:`StaleFence` also for a grant that has ended, here or by a person's word:
+        the host may have been cut off while the call was on its way."""
         async with self._turn:
-            self._admit(launch.token)
+            self._node.check_place(loads=True)
+            for closed in self._closed:
+                await asyncio.to_thread(closed.check, launch.token)
+            self._admit(launch.token, loads=True)
             await self._node.start(launch)
             return self._node.report()
 
@@ -53,15 +61,18 @@ class FollowerActor:
             await self._node.confirm()
             return self._node.report()
 
-    async def end(self, token: FenceToken) -> NodeUse:
+    async def end(self, token: FenceToken, ends_grant: bool = False) -> NodeUse:
         async with self._turn:
             self._admit(token)
-            return await self._node.end()
+            use = await self._node.end()
+            self._end_grant(ends_grant)
+            return use
 
-    async def forget(self, token: FenceToken) -> NodeReport:
+    async def forget(self, token: FenceToken, ends_grant: bool = False) -> NodeReport:
         async with self._turn:
             self._admit(token)
             await self._node.forget()
+            self._end_grant(ends_grant)
             return self._node.report()
 
     async def report(self) -> NodeReport:
@@ -72,11 +83,16 @@ class FollowerActor:
         self._node.check_place()
         return await self._node.memory()
 
-    def _admit(self, token: FenceToken) -> None:
+    def _admit(self, token: FenceToken, *, loads: bool = False) -> None:
         self._node.check_place()
         known = self._fence.seen
-        self._fence.admit(token)
+        self._fence.admit(token, loads=loads)
         if token != known:
+            self._node.files.write_fence(self._fence)
+
+    def _end_grant(self, ends: bool) -> None:
+        if ends:
+            self._fence.end()
             self._node.files.write_fence(self._fence)
 
 
@@ -109,11 +125,11 @@ class Follower:
     async def confirm(self, token: FenceToken) -> NodeReport:
         return await self._ask(lambda actor: actor.confirm.remote(token), READ_SECONDS)
 
-    async def end(self, token: FenceToken) -> NodeUse:
-        return await self._ask(lambda actor: actor.end.remote(token), END_SECONDS)
+    async def end(self, token: FenceToken, ends_grant: bool = False) -> NodeUse:
+        return await self._ask(lambda actor: actor.end.remote(token, ends_grant), END_SECONDS)
 
-    async def forget(self, token: FenceToken) -> NodeReport:
-        return await self._ask(lambda actor: actor.forget.remote(token), READ_SECONDS)
+    async def forget(self, token: FenceToken, ends_grant: bool = False) -> NodeReport:
+        return await self._ask(lambda actor: actor.forget.remote(token, ends_grant), READ_SECONDS)
 
     async def memory(self) -> NodeUse:
         return await self._ask(lambda actor: actor.memory.remote(), READ_SECONDS)

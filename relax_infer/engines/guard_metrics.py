@@ -35,7 +35,8 @@ class GuardMetrics:
 
         self._admitted = counter("relax_guard_admitted_total").labels(*values)
         refused = counter("relax_guard_refused_total", "reason")
-        self._refused = refused.labels(*values, "closed")
+        turned: tuple[Reason, ...] = ("closed", "body")
+        self._refused = {reason: refused.labels(*values, reason) for reason in turned}
         ended = counter("relax_guard_ended_total", "reason")
         reasons: tuple[Reason, ...] = ("answered", "disconnected", "cancelled", "failed")
         self._ended = {reason: ended.labels(*values, reason) for reason in reasons}
@@ -54,8 +55,8 @@ class GuardMetrics:
     def admitted(self) -> None:
         self._admitted.inc()
 
-    def refused(self) -> None:
-        self._refused.inc()
+    def refused(self, reason: Reason) -> None:
+        self._refused[reason].inc()
 
     def ended(self, reason: Reason) -> None:
         self._ended[reason].inc()

@@ -7,6 +7,7 @@ there, whatever Ray says.
 
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,11 @@ class Holder(Message):
     """Public, fenced address; a follower has none."""
     socket: str
     """Management side; a follower opens none."""
+    scratch: str | None = None
+    """Folder of what its processes write in passing; it goes when they are proved gone."""
+    shared: tuple[str, ...] = ()
+    """Files in shared memory that go with them. SGLang removes none when it is killed, and over
+    many launches they would fill the host's shared memory."""
     log: str
     """Everything its processes print."""
     request_log: str
@@ -77,9 +83,13 @@ class HolderFiles:
         self._write("holder", holder)
 
     def remove_holder(self) -> None:
-        """The holder and the socket of its incarnation."""
+        """The holder, and what its incarnation left on this host."""
         if (holder := self.holder()) is not None:
             Path(holder.socket).unlink(missing_ok=True)
+            for shared in holder.shared:
+                Path(shared).unlink(missing_ok=True)
+            if holder.scratch is not None:
+                shutil.rmtree(holder.scratch, ignore_errors=True)
         self._path("holder").unlink(missing_ok=True)
 
     def fence(self) -> FenceToken | None:
@@ -116,6 +126,14 @@ class HolderFiles:
                 f"The path of the engine's socket is too long: {path}.",
                 cure=f"Set TMPDIR to a shorter path than {tempfile.gettempdir()}.",
             )
+        return path
+
+    def scratch(self, incarnation: str) -> Path:
+        """A new folder for what an incarnation's processes write in passing. Its path is short,
+        since SGLang has sockets in it."""
+        name = hashlib.sha256(f"{self._short}{incarnation}".encode()).hexdigest()[:12]
+        path = self.folder.parent / f"tmp-{name}"
+        path.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def _path(self, kind: str) -> Path:

@@ -9,6 +9,9 @@ from pathlib import Path
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.host import HostIdentity
 
+SHARED_MEMORY = "/dev/shm"
+"""Where PyTorch and SGLang make it on Linux."""
+
 _PROC = Path("/proc")
 _DEAD = frozenset("ZXx")
 
@@ -125,6 +128,17 @@ def command_line(pid: int) -> str:
         return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def shared_files(pid: int, prefix: str) -> set[str]:
+    """Files of this host's shared memory, by how their names begin, that a process has mapped;
+    none if it is gone."""
+    try:
+        lines = (_PROC / str(pid) / "maps").read_text(errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    paths = (fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6)
+    return {path for path in paths if path.startswith(f"{SHARED_MEMORY}/{prefix}")}
 
 
 def send_signal(stamp: ProcessStamp, number: signal.Signals) -> bool:

@@ -5,15 +5,10 @@ import shutil
 from collections.abc import Sequence
 
 from relax_infer.contracts.base import Message
+from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import UnconfirmedError
 
 MIB = 1 << 20
-SLEEPING_CONTEXTS = 4 * 2048 * MIB
-"""Per device: what sleeping holders may keep (device context, kernels, communicators). The driver
-tells of the whole device, on which each of the four lease roles may have one asleep."""
-GONE_SLACK = SLEEPING_CONTEXTS
-"""Per device, after the last process of an engine: the contexts of the other roles, which may have
-been started after it."""
 
 
 class NodeUse(Message):
@@ -28,16 +23,19 @@ class NodeUse(Message):
     """Once it had let go."""
 
 
-async def memory_in_use(gpus: Sequence[int]) -> int | None:
-    """Sum over the devices; None on a host without NVIDIA's tools.
+async def memory_in_use(bundles: Sequence[BundleBinding]) -> int | None:
+    """Sum over the bundles' devices; None on a host without NVIDIA's tools.
+
+    A device is known by its UUID where the binding has it: its number may be another's after a
+    reboot, or where a device fell off the bus.
 
     Raises:
         UnconfirmedError: the driver did not answer, or not about every device.
     """
     program = shutil.which("nvidia-smi")
-    if program is None or not gpus:
+    if program is None or not bundles:
         return None
-    arguments = ("--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
+    arguments = ("--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits")
     process = await asyncio.create_subprocess_exec(
         program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -46,16 +44,16 @@ async def memory_in_use(gpus: Sequence[int]) -> int | None:
     except TimeoutError as error:
         process.kill()
         raise UnconfirmedError("nvidia-smi did not answer within 30 s.") from error
-    return sum_of_devices(output.decode(), gpus)
+    return sum_of_devices(output.decode(), [each.gpu_uuid or each.gpu_id for each in bundles])
 
 
-def sum_of_devices(table: str, gpus: Sequence[int]) -> int:
-    """Bytes of ``gpus`` in a table ``index, mebibytes``."""
-    used: dict[int, int] = {}
+def sum_of_devices(table: str, devices: Sequence[int | str]) -> int:
+    """Bytes of ``devices`` (numbers or UUIDs) in a table ``index, uuid, mebibytes``."""
+    used: dict[int | str, int] = {}
     for line in table.splitlines():
-        index, comma, mebibytes = line.partition(",")
-        if comma and index.strip().isdecimal() and mebibytes.strip().isdecimal():
-            used[int(index)] = int(mebibytes) * MIB
-    if missing := sorted(set(gpus) - used.keys()):
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3 and fields[0].isdecimal() and fields[2].isdecimal():
+            used[int(fields[0])] = used[fields[1]] = int(fields[2]) * MIB
+    if missing := [device for device in devices if device not in used]:
         raise UnconfirmedError(f"nvidia-smi says nothing of devices {missing}: {table.strip()!r}.")
-    return sum(used[gpu] for gpu in gpus)
+    return sum(used[device] for device in devices)

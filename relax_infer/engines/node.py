@@ -9,7 +9,7 @@ import os
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
-from relax_infer.contracts.failures import PermanentError, UnconfirmedError
+from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import RunRef
 from relax_infer.engines.holder import HolderFiles
@@ -51,6 +51,8 @@ class EngineNode:
         self.spec, self.replica, self.node = spec, replica, node
         self.files = HolderFiles(spec, replica, pool, node=node)
         self.process: EngineProcess | None = None
+        self._before: int | None = None
+        """Bytes in use on its devices before the last incarnation, which was ended, was started."""
         self._find()
 
     @property
@@ -70,8 +72,9 @@ class EngineNode:
         """Start its server; it does not answer yet.
 
         Raises:
-            UnconfirmedError: another incarnation, or an engine of another run, may hold the GPUs
-                still.
+            UnconfirmedError: another incarnation, or an engine or a trainer of another run, may
+                hold the GPUs still.
+            TransientError: the last incarnation is gone and its memory did not come back.
         """
         if self.process is not None:
             raise UnconfirmedError(
@@ -82,6 +85,7 @@ class EngineNode:
         run = RunRef(run=self.spec.run, store=self.spec.store)
         bundles = self.spec.node_bundles(self.replica, self.node)
         await asyncio.to_thread(need_nobody_beside, run, self.name, bundles)
+        await self._need_room()
         try:
             self.process = await start_server(launch, self.replica, self.node, self.files)
         except BaseException:
@@ -111,7 +115,7 @@ class EngineNode:
         if self.process is None:
             return use
         await end_engine(self.process, self.spec, self.files)
-        self.process = None
+        self.process, self._before = None, use.at_launch
         return use.model_copy(update={"after": (await self.memory()).in_use})
 
     async def forget(self) -> None:
@@ -133,13 +137,26 @@ class EngineNode:
 
     async def memory(self) -> NodeUse:
         """Of its own devices, as they are now."""
-        gpus = tuple(b.gpu_id for b in self.spec.node_bundles(self.replica, self.node))
+        bundles = self.spec.node_bundles(self.replica, self.node)
         return NodeUse(
             node=self.node,
-            devices=len(gpus),
+            devices=len(bundles),
             at_launch=self.process.holder.memory_before if self.process else None,
-            in_use=await memory_in_use(gpus) if self.spec.device == "cuda" else None,
+            in_use=await memory_in_use(bundles) if self.spec.device == "cuda" else None,
         )
+
+    async def _need_room(self) -> None:
+        """That every process of an incarnation is gone does not say that its memory is free."""
+        if self._before is None:
+            return
+        use = await self.memory()
+        allowed = self._before + self.spec.residual_memory * use.devices
+        if use.in_use is not None and use.in_use > allowed:
+            raise TransientError(
+                f"{self.name} is not started: its last server is gone and its devices still have"
+                f" {use.in_use} bytes in use, {allowed} allowed.",
+                cure="Look at nvidia-smi on its node for who holds them.",
+            )
 
     def report(self) -> NodeReport:
         process, fence = self.process, self.files.fence()

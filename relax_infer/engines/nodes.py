@@ -21,6 +21,7 @@ from relax_infer.contracts.failures import (
 )
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines.actors import ActorGone
+from relax_infer.engines.closed_grants import closed_grants
 from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode, NodeReport
 from relax_infer.engines.process import (
@@ -49,8 +50,8 @@ class FollowerNode(Protocol):
     async def report(self) -> NodeReport: ...
     async def start(self, launch: Launch) -> NodeReport: ...
     async def confirm(self, token: FenceToken) -> NodeReport: ...
-    async def end(self, token: FenceToken) -> NodeUse: ...
-    async def forget(self, token: FenceToken) -> NodeReport: ...
+    async def end(self, token: FenceToken, ends_grant: bool = False) -> NodeUse: ...
+    async def forget(self, token: FenceToken, ends_grant: bool = False) -> NodeReport: ...
     async def memory(self) -> NodeUse: ...
 
 
@@ -186,8 +187,9 @@ class ReplicaNodes:
             if report.lost:
                 return f"{self._head.name}: its follower on node {report.node}: {report.lost}"
 
-    async def end(self, token: FenceToken) -> tuple[NodeUse, ...]:
-        """End what any node may hold, each with proof on its own host; all at once.
+    async def end(self, token: FenceToken, *, ends_grant: bool = False) -> tuple[NodeUse, ...]:
+        """End what any node may hold, each with proof on its own host; all at once. With
+        ``ends_grant`` a follower that was ended starts nothing more under the token.
 
         Returns what every node that was ended measured of its devices, then and before.
 
@@ -205,7 +207,7 @@ class ReplicaNodes:
         # A follower that was never asked may hold something.
         followers = [f for f in self._followers if f.node in self._held or not self._asked]
         self._held.update(f.node for f in followers)
-        endings = [end(f.node, f.end(token)) for f in followers]
+        endings = [end(f.node, f.end(token, ends_grant)) for f in followers]
         if 0 in self._held:
             endings.insert(0, end(0, self._head.end()))
         try:
@@ -217,21 +219,31 @@ class ReplicaNodes:
         self._uses.clear()
         return uses
 
-    async def forget(self, token: FenceToken) -> None:
+    async def forget(self, token: FenceToken, *, ends_grant: bool = False) -> None:
         """Take a person's word for every node that can be asked, and does not show otherwise.
 
-        A node that is gone with its host cannot be asked; the word is about it above all.
+        A node that is gone with its host cannot be asked; the word is about it above all. Should it
+        come back, it starts nothing under the token: that is written where it looks.
 
         Raises:
             PermanentError: a process of it lives.
+            TransientError: the store does not answer, so a node might still start something.
         """
 
         async def ask(follower: FollowerNode) -> None:
+            closed = closed_grants(self._head.spec, self._head.replica, follower.node)
+            await asyncio.to_thread(closed.close, token)
+            wrong: PermanentError | None = None
             try:
-                await follower.forget(token)
-            except RelaxError as error:
-                if isinstance(error, PermanentError):
-                    raise
+                await follower.forget(token, ends_grant)
+            except PermanentError as error:
+                wrong = error
+            except RelaxError:
+                return
+            # It was reached: its own memory says from here on what has ended.
+            await asyncio.to_thread(closed.reopen, token)
+            if wrong is not None:
+                raise wrong
 
         await _all((self._head.forget(), *(ask(f) for f in self._followers)))
         self.engine = None

@@ -140,13 +140,15 @@ async def start_server(
             tree=(),
             host=host_processes.this_host(),
             not_before=host_processes.ticks_since_boot(),
+            node=f"{bundles[0].node_ip} (Ray node {bundles[0].node_id})",
         ),
         base_url=None if node else f"http://{address(host, port)}",
         socket=str(files.socket(mark)),
+        scratch=str(scratch := files.scratch(mark)),
         log=str(log),
         request_log=str(request_log),
         model_path=launch.model_path,
-        memory_before=await memory_in_use(gpus) if spec.device == "cuda" else None,
+        memory_before=await memory_in_use(bundles) if spec.device == "cuda" else None,
     )
     settings = server_settings(
         spec,
@@ -162,7 +164,15 @@ async def start_server(
         spec, settings, socket=Path(holder.socket), token=launch.token, request_log=request_log
     )
     files.write_holder(holder)
-    popen = _spawn(command, environment(spec, mark, gpus, replica=replica), log)
+    variables = environment(spec, mark, gpus, replica=replica, scratch=scratch)
+    try:
+        popen = _spawn(command, variables, log)
+    except OSError as error:
+        files.remove_holder()  # nothing was started
+        raise PermanentError(
+            f"Engine {name} cannot be started on {holder.processes.node}: {error}.",
+            cure="The recipe's engine.python must be an interpreter on every node.",
+        ) from error
     first = host_processes.process(popen.pid)
     holder = _with_processes(
         holder, session=popen.pid, tree=(first.stamp,) if first is not None else ()
@@ -172,15 +182,23 @@ async def start_server(
 
 
 async def record_tree(engine: EngineProcess, files: HolderFiles) -> EngineProcess:
-    """The engine with its whole process tree, each of which shows the marker, also in its file.
+    """The engine with its whole process tree, each of which shows the marker, and with what they
+    share; also in its file.
 
     Raises:
         UnconfirmedError: one does not.
     """
     tree = await asyncio.to_thread(check_marks, engine.holder.processes)
+    shared = set(engine.holder.shared).union(*(_loads(each.pid) for each in tree))
     holder = _with_processes(engine.holder, tree=tree)
+    holder = holder.model_copy(update={"shared": tuple(sorted(shared))})
     files.write_holder(holder)
     return engine.with_holder(holder)
+
+
+def _loads(pid: int) -> set[str]:
+    """Where SGLang's ranks share how loaded they are."""
+    return host_processes.shared_files(pid, "sglang_loads_")
 
 
 async def end_engine(

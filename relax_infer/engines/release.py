@@ -43,6 +43,12 @@ class EngineProcesses(Message):
     host: HostIdentity
     not_before: int
     """Clock ticks since boot just before it was started: no older process belongs to it."""
+    node: str = ""
+    """Node or container that it was bound on, for people; empty in files of earlier versions."""
+
+    @property
+    def where(self) -> str:
+        return f" on node/container {self.node}" if self.node else ""
 
 
 class ReleaseProof(Message):
@@ -75,7 +81,8 @@ def prove_release(engine: EngineProcesses, *, timeout: float = 60.0) -> ReleaseP
         return ReleaseProof(incarnation=engine.incarnation, at=time.time(), scans=0)
     if here != engine.host:
         raise InferenceRecoveryRequired(
-            f"Engine incarnation {engine.incarnation} ran on host {engine.host}, this is {here}.",
+            f"Engine incarnation {engine.incarnation} ran on host {engine.host}{engine.where}, this"
+            f" is {here}.",
             cure="The proof has to run on the engine's own host and in its pid namespace.",
         )
     deadline = time.monotonic() + timeout
@@ -95,8 +102,8 @@ def prove_release(engine: EngineProcesses, *, timeout: float = 60.0) -> ReleaseP
             )
         if time.monotonic() > deadline:
             raise InferenceCleanupError(
-                f"Processes {_names(found)} of engine incarnation {engine.incarnation} are alive"
-                f" {timeout:.0f} s after they were killed.",
+                f"Processes {_names(found)} of engine incarnation {engine.incarnation}"
+                f"{engine.where} are alive {timeout:.0f} s after they were killed.",
                 cure="A process that SIGKILL does not end waits in the kernel, often in a driver:"
                 " look at dmesg and nvidia-smi on its host.",
             )
@@ -154,8 +161,8 @@ def check_marks(engine: EngineProcesses) -> tuple[ProcessStamp, ...]:
         bare = [r for r in bare if r not in gone and _mark(r, 0)[0] != engine.incarnation]
     if bare:
         raise UnconfirmedError(
-            f"Processes {_names(bare)} of engine incarnation {engine.incarnation} do not show"
-            f" {MARKER} in their environment.",
+            f"Processes {_names(bare)} of engine incarnation {engine.incarnation}{engine.where} do"
+            f" not show {MARKER} in their environment.",
             cure="Is SPT_NOENV=1 set for the engine? Without it setproctitle erases the marker.",
         )
     members.sort(key=lambda row: (row.stamp.pid != engine.session, row.stamp.started))
@@ -195,8 +202,9 @@ def _settled(row: ProcessRow, engine: EngineProcesses, why: str) -> list[Process
         if _mark(row, 0)[0] == engine.incarnation:
             return [row]
     raise InferenceRecoveryRequired(
-        f"Process {_names([row])} {why}: it may or may not belong to engine incarnation"
-        f" {engine.incarnation} (session {engine.session}).",
+        f"Process {_names([row])}{engine.where} {why}:"
+        f" it may or may not belong to engine incarnation {engine.incarnation}"
+        f" (session {engine.session}).",
         cure="Look at it; end it if it is the engine's, then ask for the proof again.",
     )
 

@@ -27,7 +27,7 @@ from relax_infer.engines.closed_grants import closed_grants
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.drain import close_before_end, confirm_drained, drain, settle
 from relax_infer.engines.evidence import memory_doubts, release_evidence
-from relax_infer.engines.memory import GONE_SLACK, SLEEPING_CONTEXTS, NodeUse
+from relax_infer.engines.memory import NodeUse
 from relax_infer.engines.node import EngineNode
 from relax_infer.engines.nodes import FollowerNode, ReplicaNodes
 from relax_infer.engines.process import EngineProcess
@@ -188,14 +188,14 @@ class EngineReplica:
         with contextlib.suppress(RelaxError):  # the word is about what cannot be asked
             await self.recall()
         if self.state is ReplicaState.DEAD:
-            await self.nodes.forget(op.fence)
+            await self.nodes.forget(op.fence, ends_grant=op.ends_grant)
             return
         if self.state is not ReplicaState.FAILED:
             raise PermanentError(
                 f"Engine {self.engine_id} is {self.state}: only a failed one is forgotten.",
                 cure="Offload or stop it; that proves its release.",
             )
-        await self.nodes.forget(op.fence)
+        await self.nodes.forget(op.fence, ends_grant=op.ends_grant)
         self._forget_incarnation()
         self._advance(_E.RESOLVED_BY_OPERATOR)
 
@@ -219,7 +219,7 @@ class EngineReplica:
         await self.resident.release(self._control, op.fence, self.spec.drain_timeout)
         after = {use.node: use.in_use for use in await self.nodes.memory()}
         uses = [use.model_copy(update={"after": after[use.node]}) for use in before]
-        evidence = self._evidence(op.fence, uses, SLEEPING_CONTEXTS)
+        evidence = self._evidence(op.fence, uses, self.spec.residual_memory)
         if doubts := memory_doubts(evidence):
             raise UnconfirmedError(
                 f"Engine {self.engine_id} acknowledged its release and {'; '.join(doubts)}.",
@@ -228,7 +228,8 @@ class EngineReplica:
         return evidence
 
     async def _gone(self, op: EngineOperation) -> ReleaseEvidence:
-        return self._evidence(op.fence, await self._end(op.fence), GONE_SLACK, gone=True)
+        uses = await self._end(op.fence, ends_grant=op.ends_grant)
+        return self._evidence(op.fence, uses, self.spec.residual_memory, gone=True)
 
     async def settle(self, prefix: str, timeout: float) -> int:
         """Abort requests whose id begins with ``prefix``; their number, once they are gone.
@@ -320,12 +321,12 @@ class EngineReplica:
         self.resident.begin(folder, weights)
         return True
 
-    async def _end(self, token: FenceToken) -> tuple[NodeUse, ...]:
+    async def _end(self, token: FenceToken, *, ends_grant: bool = False) -> tuple[NodeUse, ...]:
         """End the processes and forget the incarnation; raises unless it is proved gone."""
         if self.engine is not None and not self.engine.exited():
             # Callers get an answer that says aborted rather than a broken connection.
             await close_before_end(self.engine.control, token)
-        uses = await self.nodes.end(token)
+        uses = await self.nodes.end(token, ends_grant=ends_grant)
         self._forget_incarnation()
         return uses
 

@@ -8,7 +8,8 @@
 
 ``admitted`` is on file before the engine sees the request. ``ended`` has reason ``answered``,
 ``disconnected`` (the caller left), ``cancelled`` (the gate closed or somebody aborted it) or
-``failed``. ``refused`` never reached the engine; its ``rid`` is null when the body was not read.
+``failed``. ``refused`` never reached the engine: the gate was ``closed``, or the ``body`` is too
+large or cannot be read; its ``rid`` is null when the body was not read.
 """
 
 import json
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Event = Literal["admitted", "refused", "ended"]
-Reason = Literal["closed", "answered", "disconnected", "cancelled", "failed"]
+Reason = Literal["closed", "body", "answered", "disconnected", "cancelled", "failed"]
 
 
 class RequestLog:

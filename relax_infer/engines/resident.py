@@ -30,6 +30,8 @@ class Resident:
         self.version: int | None = None
         """Version of the resident weights; None before any, and for weights without versions."""
         self.digest: str | None = None
+        """Of the resident weights, as the engine told it first; None until it was read. Only a load
+        changes it: a release and a resume must bring back the same bytes."""
         self.note: str | None = None
         """Why the last weights came from disk and not by the transport of the recipe."""
         self._unknown = False
@@ -117,6 +119,7 @@ class Resident:
 
     def _hold(self, folder: Path, weights: WeightsRef | None) -> None:
         self._folder, self._loaded, self._unknown = folder, True, False
+        self.digest = None
         self.version = None if weights is None else weights.version
         self._published = "" if weights is None else weights.digest
 
@@ -140,7 +143,8 @@ class Resident:
 
     async def check_weights(self, control: EngineControl, spec: EngineGroupSpec) -> None:
         """Read version and digest back and compare them with what they must be, and what was read
-        from the disk with what the trainer published.
+        from the disk with what the trainer published. The digest must also be the one that was read
+        before; on a GPU, or with several ranks, nothing else says whether they are whole.
 
         Raises:
             PermanentError: they are not.
@@ -167,6 +171,12 @@ class Resident:
                 f"Engine {self._engine_id} holds weights of digest {digest} as version {version};"
                 f" the files in {self._folder} make {expected}.",
                 cure="The load was not what it seemed: do not sample from this engine.",
+            )
+        if self.digest not in (None, digest):
+            raise PermanentError(
+                f"Engine {self._engine_id} holds weights of digest {digest} as version {version};"
+                f" it held {self.digest}, and nothing was loaded since.",
+                cure="They were damaged while it slept or ran: it is rebuilt, not sampled from.",
             )
         self.digest = digest
 

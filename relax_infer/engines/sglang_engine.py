@@ -27,7 +27,11 @@ from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.weights import WeightTransport
 from relax_infer.engines.actor import EngineActor, Kind
 from relax_infer.engines.host_processes import this_host
-from relax_infer.engines.static import InferenceEngineSpec, validate_static_server_args
+from relax_infer.engines.static import (
+    InferenceEngineSpec,
+    backup_faults,
+    validate_static_server_args,
+)
 from relax_infer.machines import ReplicaState
 
 _HOST = "127.0.0.1"
@@ -79,12 +83,16 @@ class SGLangEngine:
             launch_timeout, drain_timeout: seconds.
 
         Raises:
-            ValueError: flags under which a static engine could not keep its checkpoint.
+            ValueError: flags under which a static engine could not keep its checkpoint, or any
+                could not keep its weights while it sleeps.
         """
         self.spec = None if role == "rollout" else InferenceEngineSpec(role)
         """What a static engine may be asked; None for the policy's."""
         if self.spec is not None:
             validate_static_server_args(server_args or {})
+        elif offload == "memory_saver" and (faults := backup_faults(server_args or {})):
+            told = "; ".join(f"{flag}: {why}" for flag, why in faults.items())
+            raise ValueError(f"server_args of an engine that sleeps: {told}.")
         bundles = tuple(
             BundleBinding(
                 bundle=k, node_id=socket.gethostname(), node_ip=_HOST, gpu_id=g, host=this_host()

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.engines.host_processes import SHARED_MEMORY
 from relax_infer.engines.host_tensors import Bucket, size_of
-
-SHARED_MEMORY = "/dev/shm"
-"""Where PyTorch makes it on Linux."""
 
 
 class SharedBucket:

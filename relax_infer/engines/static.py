@@ -30,6 +30,9 @@ WEIGHT_OPERATIONS = frozenset(
 
 Value = str | int | float | bool | None
 
+_NO_BACKUP = "without the CPU weight backup a release would lose the weights for good"
+_NO_SAVER = "without the memory saver a release would free nothing"
+
 
 @dataclass(frozen=True)
 class InferenceEngineSpec:
@@ -56,11 +59,30 @@ def static_faults(server_args: Mapping[str, Value]) -> dict[str, str]:
         flag = name.replace("_", "-")
         if flag == "load-format" and value == "dummy":
             faults[name] = "a static engine needs its own checkpoint, dummy has none"
-        elif flag == "enable-weights-cpu-backup" and value is False:
-            faults[name] = "without the CPU weight backup a release would lose the weights for good"
+        elif _no_backup(name, value):
+            faults[name] = _NO_BACKUP
         elif "lora" in flag and value not in (None, False):
             faults[name] = "a static engine takes no LoRA adapters"
     return faults
+
+
+def backup_faults(server_args: Mapping[str, Value]) -> dict[str, str]:
+    """SGLang flags (dashes or underscores) that no engine which sleeps by SGLang's release may
+    have, whatever its role, and why."""
+    return {
+        name: _NO_BACKUP if _no_backup(name, value) else _NO_SAVER
+        for name, value in server_args.items()
+        if _no_backup(name, value) or _left_out(name, value, "enable-memory-saver")
+    }
+
+
+def _no_backup(name: str, value: Value) -> bool:
+    return _left_out(name, value, "enable-weights-cpu-backup")
+
+
+def _left_out(name: str, value: Value, flag: str) -> bool:
+    """None leaves the flag out, as False does."""
+    return name.replace("_", "-") == flag and value in (False, None)
 
 
 def validate_static_server_args(server_args: Mapping[str, Value]) -> None:

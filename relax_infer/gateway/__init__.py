@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from relax_infer.gateway.app import create_gateway_app
     from relax_infer.gateway.control import create_control_app
+    from relax_infer.gateway.forwarder import Forwarder
     from relax_infer.gateway.gate import AdmissionClosed, AdmissionGate
     from relax_infer.gateway.handler import InferenceGatewayHandler
     from relax_infer.gateway.intake import RegistryIntake, RegistryRefused
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "AdmissionClosed": "gate",
     "AdmissionGate": "gate",
+    "Forwarder": "forwarder",
     "InferenceGatewayHandler": "handler",
     "RegistryIntake": "intake",
     "RegistryRefused": "intake",
@@ -26,6 +28,7 @@ _WHERE = {
 __all__ = [
     "AdmissionClosed",
     "AdmissionGate",
+    "Forwarder",
     "InferenceGatewayHandler",
     "RegistryIntake",
     "RegistryRefused",

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from relax_infer.gateway._asgi import Headers
+from relax_infer.gateway._asgi import Headers, Send, reply_bytes
 from relax_infer.gateway._connection import Broken, Response
 from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._headers import to_caller
@@ -14,8 +14,9 @@ from relax_infer.gateway._payload import is_json
 _RETRY = b"retry-after"
 _ERROR_BODY = 65536
 """Bytes of an upstream error's body that are passed on."""
-_DECODED_BODY = 1 << 30
-"""Bytes that an encoded body may come to."""
+_DECODED_BODY = 64 << 20
+"""Bytes that an encoded body may come to: it is decoded between other requests, a fifth of a second
+for so much. An engine's own answers are not encoded."""
 
 
 @dataclass
@@ -80,6 +81,19 @@ async def stream_of(response: Response, exchange: Exchange) -> Answer:
     rest = _rest(response, exchange) if first else None
     headers = to_caller(response.headers, buffered=rest is None, decoded=False)
     return Answer(response.status, headers, first, rest)
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Raises GatewayError: a stream broke off, after some of it has been sent."""
+    if answer.rest is None:
+        await reply_bytes(send, answer.status, answer.body, answer.headers)
+        return
+    start = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    async for chunk in answer.rest:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def is_told(status: int, length: int | None) -> bool:

@@ -15,6 +15,9 @@ MAX_HEAD = 65_536
 """Bytes of a status line and its headers, interim answers included."""
 HIGH_WATER = 262_144
 """Bytes of a body that may wait for their reader; more stay with the backend."""
+_PER_HEAD, _PER_HEADER = 16, 4
+"""Bytes, at least, of a status line with the empty one, and of a header besides name and value."""
+_TOO_LARGE = "the head of its answer is too large"
 
 
 class Broken(Exception):
@@ -164,7 +167,7 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._whole = self._keep = False
         self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
+        self._head_bytes = self._counted = 0
         self._in_head = True
         self._until_close = False
         self._paused = False
@@ -183,7 +186,7 @@ class Connection(asyncio.Protocol):
             raise Broken("the backend hung up")
         assert self._sink is None
         self._sink, sink.connection = sink, self
-        self._head_bytes, self._in_head = 0, True
+        self._head_bytes, self._counted, self._in_head = 0, 0, True
         self._until_close = self._whole = self._keep = False
         if len(body) < 4096:
             self._transport.write(head + body)
@@ -231,7 +234,7 @@ class Connection(asyncio.Protocol):
             self._fail(str(reason))
             return
         if self._in_head and self._head_bytes > MAX_HEAD:
-            self._fail("the head of its answer is too large")
+            self._fail(_TOO_LARGE)
         elif self._whole:
             # Not before all that has come was read: a request that is sent meanwhile would be
             # answered by what follows.
@@ -252,6 +255,11 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if not 100 <= status <= 599 or status == 101:
             raise Broken(f"it answered {status}")
+        # What came in one piece with its body is counted only if it may be too much.
+        if self._head_bytes > MAX_HEAD:
+            self._counted += _size(self._headers)
+            if self._counted > MAX_HEAD:
+                raise Broken(_TOO_LARGE)
         if self._sink is None or status < 200:
             return
         version = self._parser.get_http_version()
@@ -308,3 +316,7 @@ class Connection(asyncio.Protocol):
             sink.connection = None
             self._over(self, False)
             sink.over(error)
+
+
+def _size(headers: list[tuple[bytes, bytes]]) -> int:
+    return _PER_HEAD + sum(len(name) + len(value) + _PER_HEADER for name, value in headers)

@@ -12,25 +12,30 @@ import itertools
 import json
 import logging
 import os
-import random
-import socket
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from pydantic import Field
 
-import relax_infer
 from relax_infer.contracts.base import Message
-from relax_infer.contracts.batch import RegistryPush
+from relax_infer.contracts.batch import Judging, RegistryPush
 from relax_infer.contracts.failures import PermanentError, RelaxError, TransientError
 from relax_infer.contracts.run import FrontAddress
 from relax_infer.engines.host_processes import ProcessStamp
 from relax_infer.engines.router import RouterAdapter, router_command
 from relax_infer.gateway._child import Child
+from relax_infer.gateway._front_host import (
+    arguments_of,
+    child_environment,
+    fingerprint,
+    port_of,
+    private_folder,
+    up,
+)
 from relax_infer.gateway.tls import tls_of
 from relax_infer.telemetry import configure_actor
 
@@ -38,19 +43,11 @@ log = logging.getLogger(__name__)
 
 _UP_TIMEOUT = 60.0
 """Seconds from a child's start to its first answer."""
-_PORT_TIMEOUT = 10.0
-"""Seconds that a dead child's port may take to become free."""
 _SILENT_TIMEOUT = 30.0
 """Seconds for which a running child may be silent before it is started again."""
-_PORTS = range(20_000, 30_000)
-"""Below those that the kernel gives to outgoing connections, which could take a port that we want
-back, and apart from those that Ray and SGLang take by default."""
-_POLL = 0.1
 _BETWEEN_LOOKS, _AFTER_A_FAILURE = 1.0, 10.0
 _LOOKS_PER_SWEEP = 10
 _CALL_TIMEOUT = aiohttp.ClientTimeout(total=10)
-_CHECKOUT = Path(relax_infer.__file__).parents[1]
-"""Where the ``workers`` package is; it is not installed."""
 
 
 class FrontState(Message):
@@ -67,6 +64,21 @@ class FrontState(Message):
     """Addresses that the router was last told to hold."""
     router_others: tuple[str, ...] = ()
     """The same, of engines of others."""
+    judging: Judging = Judging()
+    """What the gateway was last told."""
+    newest: dict[str, tuple[int, int]] = Field(default_factory=dict[str, tuple[int, int]])
+    """Role and the (term, revision) of its newest push: a gateway that was started again has none,
+    and an older push must not win for that."""
+
+
+def key_of(cluster: str, run: str) -> str:
+    """In the names of a front's files."""
+    return hashlib.sha256(f"{cluster}/{run}".encode()).hexdigest()[:16]
+
+
+def state_file(cluster: str, run: str) -> Path:
+    """Of the front of a run, on its own host."""
+    return private_folder() / f"front-{key_of(cluster, run)}.json"
 
 
 class FrontActor:
@@ -82,14 +94,14 @@ class FrontActor:
         """
         self._run, self._host = run, host
         home = environment.get("RELAX_HOME")
-        logs = Path(home) / "logs" if home else _private_folder() / "logs"
-        key = hashlib.sha256(f"{cluster}/{run}".encode()).hexdigest()[:16]
+        logs = Path(home) / "logs" if home else private_folder() / "logs"
+        key = key_of(cluster, run)
         configure_actor(f"../{run}.gateway", run, role="gateway")
-        self._socket = _private_folder() / f"gw-{key}.sock"
-        self._file = _private_folder() / f"front-{key}.json"
-        self._environment = _child_environment(environment)
+        self._socket = private_folder() / f"gw-{key}.sock"
+        self._file = state_file(cluster, run)
+        self._environment = child_environment(environment)
         self._scheme = "http" if tls_of(self._environment) is None else "https"
-        self._surroundings = _fingerprint(environment)
+        self._surroundings = fingerprint(environment)
         self._router = Child("sglang-router", logs / f"{run}.router.log")
         self._gateway = Child("gateway", logs / f"{run}.gateway.log")
         self._ensuring = asyncio.Lock()
@@ -128,11 +140,17 @@ class FrontActor:
         """
         await self.ensure()
         async with self._pushing[push.role]:
-            held = (await self._control("GET", "/registry"))[1].get(push.role)
-            if held is not None and _order(push) < (held["term"], held["topology_revision"]):
-                held.pop("document")
+            order = _order(push)
+            held = await self._newest(push.role)
+            if held is not None and order < (held["term"], held["topology_revision"]):
+                log.warning(
+                    "%s (term, revision) %s is refused: older, held %s", *(push.role, order, held)
+                )
                 return {"outcome": "older", "held": held}
+            self._remember(newest={**self._state.newest, push.role: order})
             await self._route(push)
+            if push.judging is not None and push.judging != self._state.judging:
+                await self._tell(push.judging)
             body = {"term": push.term, "document": push.document}
             status, answer = await self._control("PUT", f"/registry/{push.role}", body)
         if status == 200 or answer.get("outcome") == "older":
@@ -141,6 +159,16 @@ class FrontActor:
             f"the gateway of run {self._run} refused the registry of {push.role}:"
             f" {status} {answer.get('detail')}"
         )
+
+    async def _newest(self, role: str) -> dict[str, Any] | None:
+        """What the gateway holds of a role, or what was pushed before it was started again."""
+        held = (await self._control("GET", "/registry"))[1].get(role)
+        pushed = self._state.newest.get(role)
+        if held is not None:
+            held.pop("document")
+            if pushed is None or pushed <= (held["term"], held["topology_revision"]):
+                return held
+        return None if pushed is None else {"term": pushed[0], "topology_revision": pushed[1]}
 
     async def _route(self, push: RegistryPush) -> None:
         workers, others = push.router_workers, push.router_others
@@ -154,6 +182,15 @@ class FrontActor:
         else:
             await router.set_workers(workers, state.router_others)
         self._router_fault = None
+
+    async def _tell(self, judging: Judging) -> None:
+        status, answer = await self._control("PUT", "/judging", judging.model_dump(mode="json"))
+        if status != 200:  # one of an earlier version; started again, it gets it as arguments
+            log.warning(
+                "the gateway of run %s goes on judging messages as before: %d %s",
+                *(self._run, status, answer.get("detail")),
+            )
+        self._remember(judging=judging)
 
     async def describe(self) -> dict[str, Any]:
         """Processes, ports, files; for status, tests and the sweep of a local stack."""
@@ -228,32 +265,33 @@ class FrontActor:
         """Whether it had to be started."""
         if await self._well(self._router, self._address.router_url, "/health"):
             return False
-        port = await _port(self._host, self._state.router_port)
-        metrics = await _port(self._host, self._state.prometheus_port)
+        port = await port_of(self._host, self._state.router_port)
+        metrics = await port_of(self._host, self._state.prometheus_port)
         self._router.start(router_command(port, metrics, host=self._host), self._environment)
         self._remember(router_port=port, prometheus_port=metrics, router=self._router.stamp)
-        await _up(self._router, self._address.router_url, "/health", _UP_TIMEOUT)
+        await up(self._router, self._address.router_url, "/health", _UP_TIMEOUT)
         return True
 
     async def _ensure_gateway(self) -> bool:
         """Whether it had to be started."""
         if await self._well(self._gateway, self._address.gateway_url, "/healthz"):
             return False
-        port = await _port(self._host, self._state.gateway_port)
+        port = await port_of(self._host, self._state.gateway_port)
         command = [
             *(sys.executable, "-m", "workers.gateway", "--run", self._run),
             *("--host", self._host, "--port", str(port), "--control-socket", str(self._socket)),
+            *arguments_of(self._state.judging),
         ]
         self._gateway.start(command, self._environment)
         self._remember(gateway_port=port, gateway=self._gateway.stamp)
-        await _up(self._gateway, self._address.gateway_url, "/healthz", _UP_TIMEOUT)
+        await up(self._gateway, self._address.gateway_url, "/healthz", _UP_TIMEOUT)
         return True
 
     async def _well(self, child: Child, url: str, path: str) -> bool:
         """Whether it may stay; else it is gone now. One that is slow has requests under way."""
         if child.alive and child.name not in self._outdated:
             try:
-                await _up(child, url, path, _SILENT_TIMEOUT)
+                await up(child, url, path, _SILENT_TIMEOUT)
                 return True
             except TransientError as error:
                 log.warning("%s is started again: %s", child.name, error.message)
@@ -298,6 +336,8 @@ class FrontActor:
         self._gateway.adopt(state.gateway)
         if state.surroundings != self._surroundings:
             self._outdated = {self._router.name, self._gateway.name}
+            # Who pushed then is gone; a run of another stack may have the same name.
+            state = state.model_copy(update={"newest": {}})
         return state
 
     def _remember(self, **changes: object) -> None:
@@ -313,80 +353,3 @@ def _order(push: RegistryPush) -> tuple[int, int]:
     if not isinstance(revision, int):
         raise PermanentError(f"the registry of {push.role} has no topology_revision")
     return push.term, revision
-
-
-def _child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    environment = {**os.environ, **extra}
-    paths = [str(_CHECKOUT), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
-    return environment
-
-
-def _private_folder() -> Path:
-    """Short, since the path of a Unix socket has about 100 bytes; nobody else may look in."""
-    folder = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def _fingerprint(environment: Mapping[str, str]) -> str:
-    told = {k: v for k, v in environment.items() if k == "RELAX_STACK" or k[:9] == "TEMPORAL_"}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-async def _port(host: str, kept: int) -> int:
-    """``kept``, unless a stranger has it; 0: any free one.
-
-    A process that was killed shows as ended before its last thread has let go of its sockets.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _PORT_TIMEOUT
-    while kept:
-        if _free(host, kept):
-            return kept
-        if loop.time() > deadline:
-            log.warning("port %d is taken by another process; choosing a new one", kept)
-            break
-        await asyncio.sleep(_POLL)
-    for port in random.sample(_PORTS, 100):
-        if _free(host, port):
-            return port
-    raise TransientError(f"no free port on {host} between {_PORTS.start} and {_PORTS.stop}.")
-
-
-def _free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-async def _answers(url: str, path: str) -> bool:
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-            # It is our own child, and is told nothing: any certificate will do.
-            session.get(url + path, ssl=False) as answer,
-        ):
-            # A router without workers says 503 to /health: it answers, which is all that is asked.
-            return answer.status < 500 or answer.status == 503
-    except (aiohttp.ClientError, OSError):
-        return False
-
-
-async def _up(child: Child, url: str, path: str, timeout: float) -> None:
-    """Wait until it answers; raises TransientError if it ends first or stays silent."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
-    while not await _answers(url, path):
-        if not child.alive:
-            raise child.died("it was waited for")
-        if loop.time() > deadline:
-            raise TransientError(
-                f"{child.name} did not answer {url}{path} within {timeout:g} s; the end of"
-                f" {child.log}:\n{child.tail()}"
-            )
-        await asyncio.sleep(_POLL)

@@ -13,7 +13,7 @@ that came before it has its answer, and nothing is read after it.
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -22,7 +22,7 @@ from relax_infer.gateway._clock import Clock
 from relax_infer.gateway._direct import Direct, DirectRoute
 
 MAX_HEAD = 65_536
-"""Bytes of request line and headers."""
+"""Bytes of target and headers, trailers included; and of a line that has not ended."""
 HEAD_SECONDS = 30.0
 """That a head may take, from the connection or from its first byte."""
 IDLE_SECONDS = 75.0
@@ -32,7 +32,10 @@ GONE = "relax.gone"
 
 _AHEAD, _AHEAD_BYTES = 16, 65_536
 """Requests, and bytes of their bodies, that may wait for their turn; more stay with the caller."""
+_PER_HEADER = 4
+"""Bytes of a header besides its name and value."""
 _INVALID = "Invalid HTTP request received."
+_TOO_LARGE = (431, "Request head is too large")
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -44,8 +47,11 @@ class GatewayProtocol(HttpToolsProtocol):
     idle: "Clock[GatewayProtocol]"
 
     _head_begun = _in_body = _timed = _is_chunked = False
-    _head_bytes = 0
-    _why = _INVALID
+    _head_bytes = _line_bytes = _unread = 0
+    _rest = 0
+    """Bytes of what came last that may be of a line without its end."""
+    _why = (400, _INVALID)
+    """Status and detail of the refusal, should the parser stop here."""
     _gone = False
     _when_gone: Callable[[], object] | None = None
     _current: Any = None
@@ -84,17 +90,19 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        self._rest = len(data)
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not self._deaf:
-                self._refuse(400, self._why)
+                self._refuse(*self._why)
             return
-        if self._head_begun:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD:
-                self._refuse(431, "Request head is too large")
-            elif not self._timed:
+        goes_on = self._rest == len(data)  # nothing of it was the end of anything
+        self._line_bytes = self._rest + (self._line_bytes if goes_on else 0)
+        if self._line_bytes > MAX_HEAD:
+            self._refuse(*_TOO_LARGE)
+        elif self._head_begun:
+            if not self._timed:
                 self._watch_head()
         elif self._in_body and isinstance(self.cycle, Direct):
             self.cycle.await_body()
@@ -121,15 +129,26 @@ class GatewayProtocol(HttpToolsProtocol):
         self.expect_100_continue = self._is_chunked = False
         self._head_begun, self._head_bytes = True, 0
 
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        self._rest -= len(url)
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD:
+            self._stop(*_TOO_LARGE)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        size = len(name) + len(value) + _PER_HEADER
+        self._rest -= size
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD:
+            self._stop(*_TOO_LARGE)
         if not self._head_begun:  # a trailer
             return
         name = name.lower()
         if name == b"expect":
             self.expect_100_continue |= value.lower() == b"100-continue"
         elif name == b"transfer-encoding" and (value.lower() != b"chunked" or self._is_chunked):
-            self._why = "Transfer-Encoding may be chunked alone"
-            raise ValueError(self._why)
+            self._stop(400, "Transfer-Encoding may be chunked alone")
         elif name == b"transfer-encoding":
             self._is_chunked = True
         self.headers.append((name, value))
@@ -139,8 +158,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._timed:
             self._stop_clocks()
         if self.parser.should_upgrade():
-            self._why = "Upgrade is not served here; send the request without it"
-            raise ValueError(self._why)  # the parser would take the body for another protocol
+            # The parser would take the body for another protocol.
+            self._stop(400, "Upgrade is not served here; send the request without it")
         self._in_body = True
         route = self.direct.get(self.url)
         if (
@@ -163,6 +182,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._queue(request)
 
     def on_body(self, body: bytes) -> None:
+        self._rest = 0
         request = self.cycle
         if isinstance(request, Direct):
             request.got_body(body)
@@ -172,7 +192,7 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_body = False
+        self._in_body, self._rest = False, 0
         request: Any = self.cycle
         if not request.keep_alive:
             self._deaf = True
@@ -272,6 +292,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # --- limits
 
+    def _stop(self, status: int, detail: str) -> NoReturn:
+        """From within the parser, which ends with it."""
+        self._why = (status, detail)
+        raise ValueError(detail)
+
     def _watch_head(self) -> None:
         self._timed = True
         self.heads.start(self)
@@ -288,10 +313,18 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(408, "Request head did not come in time")
 
     def hang_up(self) -> None:
-        """Nothing was answered for long. Not stopped by what comes, so it is seen here what did."""
-        busy = self._is_busy() or self._in_body or self._head_begun
-        if not busy and not self.transport.is_closing():
+        """Nothing was answered for long. Not stopped by what comes, so it is seen here what did;
+        the rest of a body whose request was answered without it does not count."""
+        if self._is_busy() or self._head_begun or self.transport.is_closing():
+            return
+        unread = self.transport.get_write_buffer_size()
+        if not unread:
             self.transport.close()
+        elif unread == self._unread:
+            self.transport.abort()
+        else:  # it may be reading
+            self._unread = unread
+            self.idle.start(self)
 
     def _refuse(self, status: int, detail: str) -> None:
         """What comes is not read on; what came before is answered first."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import yarl
 
+from relax_infer.gateway._aborts import AT_ONCE, Aborts
 from relax_infer.gateway._asgi import JSON, Headers
 from relax_infer.gateway._connection import Broken, Response, Sink
 from relax_infer.gateway._errors import GatewayError
@@ -36,7 +37,8 @@ class Upstream:
     def __init__(self, max_connections: int) -> None:
         self._pool = Pool(max_connections)
         self._targets: dict[tuple[str, str], _Target] = {}
-        self._aborts: set[asyncio.Task[None]] = set()
+        self._aborts = Aborts(self._abort)
+        self._abort_pool = Pool(AT_ONCE)
 
     async def post(self, base_url: str, path: str, headers: Headers, body: bytes) -> Response:
         """Send once; the caller closes the answer.
@@ -44,10 +46,16 @@ class Upstream:
         Raises:
             GatewayError: 502, the backend cannot be reached.
         """
+        return await self.request("POST", base_url, path, headers, body)
+
+    async def request(
+        self, method: str, base_url: str, path: str, headers: Headers, body: bytes
+    ) -> Response:
+        """The same with any method whose answer has a body: not HEAD, not CONNECT."""
         try:
-            return await self._send(b"POST", base_url, path, headers, body)
+            return await self._send(method.encode(), base_url, path, headers, body)
         except _FAILURES as error:
-            raise _unavailable("POST", base_url, path, error) from error
+            raise _unavailable(method, base_url, path, error) from error
 
     def ask(
         self, base_url: str, path: str, headers: Headers, body: bytes, sink: Sink
@@ -93,22 +101,20 @@ class Upstream:
         Closing the connection already tells them, and an engine's fence acts on it; this is for
         requests that are behind a router. Proof that an engine is idle is another matter.
         """
-        for base_url in base_urls:
-            for rid in rids:
-                task = asyncio.create_task(self._abort(base_url, rid))
-                self._aborts.add(task)
-                task.add_done_callback(self._aborts.discard)
+        self._aborts.put(base_urls, rids)
 
     async def close(self) -> None:
         """Send the aborts that are under way, then hang up."""
-        await asyncio.gather(*self._aborts)
+        await self._aborts.close()
+        self._abort_pool.close()
         self._pool.close()
 
     async def _abort(self, base_url: str, rid: str) -> None:
         body = json.dumps({"rid": rid}).encode()
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT):
-                answer = await self._send(b"POST", base_url, "/abort_request", (JSON,), body)
+                origin, head = self._head(b"POST", base_url, "/abort_request", (JSON,), body)
+                answer = await self._abort_pool.send(origin, head, body)
                 try:
                     if answer.status >= 400:
                         log.warning("abort of %s at %s answered %d", rid, base_url, answer.status)

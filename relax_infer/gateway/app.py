@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from relax_infer.discovery import InferenceRoutingError, Role, RoleSnapshot
-from relax_infer.gateway._answers import Answer, Exchange
+from relax_infer.gateway._answers import Answer, Exchange, send_answer
 from relax_infer.gateway._asgi import (
     JSON,
     App,
@@ -254,7 +254,7 @@ async def _answer(
             answer = await work(body, scope["headers"], exchange)
             del body  # held no longer than its backend needs it
             started = answer.status
-            await _send(send, answer)
+            await send_answer(send, answer)
             return started
     except ClientGone:
         return CALLER_LEFT
@@ -296,15 +296,3 @@ async def _refuse(scope: Scope, send: Send, error: GatewayError) -> int:
     again = () if named is None else ((b"x-request-id", named),)
     await reply(send, error.status, {"detail": error.detail}, (*error.headers, *again))
     return error.status
-
-
-async def _send(send: Send, answer: Answer) -> None:
-    if answer.rest is None:
-        await reply_bytes(send, answer.status, answer.body, answer.headers)
-        return
-    start = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-    async for chunk in answer.rest:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})

@@ -2,13 +2,18 @@
 
 ``PUT /registry/<role>`` with ``{"term": int, "document": {...}}``: 200 (accepted or unchanged),
 409 (older, or another document under the same revision), 400 (not a registry of that role).
-``GET /registry``: what is held.
+``GET /registry``: what is held. ``PUT /judging``: how messages are judged from now on.
 """
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError
+
+from relax_infer.contracts.batch import Judging
+from relax_infer.contracts.faults import explain
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import (
     App,
@@ -25,10 +30,13 @@ from relax_infer.gateway.intake import RegistryIntake, RegistryRefused
 log = logging.getLogger(__name__)
 
 _PREFIX = "/registry/"
+_JUDGING = "/judging"
 
 
-def create_control_app(intake: RegistryIntake) -> App:
-    """ASGI app over the intake that the gateway serves from."""
+def create_control_app(
+    intake: RegistryIntake, judge: Callable[[Judging], object] = lambda judging: None
+) -> App:
+    """ASGI app over the intake that the gateway serves from; ``judge`` is told of judging."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -47,6 +55,15 @@ def create_control_app(intake: RegistryIntake) -> App:
                 return
             status, answer = _put(intake, path.removeprefix(_PREFIX), body or b"")
             await reply(send, status, answer)
+        elif method == "PUT" and path == _JUDGING:
+            try:
+                judge(Judging.model_validate_json(await read_body(receive) or b""))
+            except ClientGone:
+                return
+            except ValidationError as error:
+                await reply(send, 400, {"detail": explain(error)})
+                return
+            await reply(send, 200, {})
         else:
             await reply(send, 404, {"detail": f"No such route: {method} {path}"})
 

@@ -8,9 +8,11 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from relax_infer.contracts.base import Message
 from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.run import FrontAddress
+from relax_infer.engines import host_processes
 
 T = TypeVar("T")
 
@@ -21,6 +23,32 @@ _PUSH_TIMEOUT = 240.0
 _POLL, _GONE_POLLS = 0.05, 600
 _HANDED_ON = ("RELAX_", "TEMPORAL_")
 """Variables of the caller that the children get: where things are, and how to reach Temporal."""
+
+
+class RecordedRouter(Message):
+    """The router that a front of this host wrote down, whether that front lives or not."""
+
+    pid: int
+    port: int
+    alive: bool
+
+
+def recorded_router(cluster: str, run: str) -> RecordedRouter | None:
+    """None: no front of the run is or was on this host, or it has begun no router.
+
+    Args:
+        cluster: address of Ray's control plane, as the run's workers know it.
+    """
+    from relax_infer.gateway._front_actor import FrontState, state_file
+
+    try:
+        state = FrontState.model_validate_json(state_file(cluster, run).read_bytes())
+    except (OSError, ValueError):
+        return None
+    if state.router is None:
+        return None
+    living = host_processes.alive(state.router)
+    return RecordedRouter(pid=state.router.pid, port=state.router_port, alive=living)
 
 
 class Front:

@@ -1,9 +1,12 @@
 """The admission gate of one engine: who may still ask it, and whether it is known to be idle."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import TypedDict
+
+log = logging.getLogger(__name__)
 
 
 class GateStatus(TypedDict):
@@ -25,14 +28,15 @@ class AdmissionGate:
     computing for a caller that left; so :meth:`finish` never sets drained, only
     :meth:`confirm_backend_drained` does, and every admission takes it back.
 
-    Starts closed and drained. Every method but the two waits returns at once and may be called
-    from an event loop or from any thread; the waits block, so a loop runs them in a thread.
+    Starts closed, and drained unless it stands before an engine of which nobody knows. Every method
+    but the two waits returns at once and may be called from an event loop or from any thread; the
+    waits block, so a loop runs them in a thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, drained: bool = True) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._ready = False
-        self._backend_drained = True
+        self._backend_drained = drained
         self._active: dict[int, Callable[[], None] | None] = {}
         self._last_token = 0
         self._abandoned = 0
@@ -67,14 +71,20 @@ class AdmissionGate:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Admit nobody and cancel every active request; in flight until each has finished."""
+        """Admit nobody and cancel every active request; in flight until each has finished.
+
+        A request whose cancel raises is logged, and the others are cancelled all the same.
+        """
         with self._changed:
             self._ready = False
             cancels = [cancel for cancel in self._active.values() if cancel is not None]
             self._active = dict.fromkeys(self._active)
             self._changed.notify_all()
         for cancel in cancels:
-            cancel()
+            try:
+                cancel()
+            except Exception:  # whatever it is, nobody else may stay admitted for it
+                log.exception("an active request could not be cancelled")
 
     def confirm_backend_drained(self) -> None:
         """Somebody looked at the engine and found it idle.

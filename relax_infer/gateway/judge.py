@@ -58,15 +58,21 @@ class ChatTemplates:
         """
         self._folders = {model: Path(folder) for model, folder in (folders or {}).items()}
         self._locate = locate
-        self._kwargs = template_kwargs or {}
+        self.change(template_kwargs or {}, max_new_tokens)
+        self._tokenizers: dict[Path, Tokenizer] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="template")
+
+    def change(
+        self, template_kwargs: Mapping[str, Mapping[str, Any]], max_new_tokens: int | None
+    ) -> None:
+        """From the next request on; None: :data:`MAX_NEW_TOKENS`."""
+        self._kwargs = template_kwargs
         self._defaults = {
             "temperature": 0.2,
             "top_p": 1.0,
             "top_k": -1,
-            "max_new_tokens": max_new_tokens,
+            "max_new_tokens": max_new_tokens or MAX_NEW_TOKENS,
         }
-        self._tokenizers: dict[Path, Tokenizer] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="template")
 
     def load(self) -> None:
         """Read every tokenizer of ``folders`` now.

@@ -6,6 +6,7 @@ those that were given up.
 without a token there are no such routes.
 """
 
+import asyncio
 import hmac
 import json
 import logging
@@ -21,7 +22,18 @@ from relax_infer.contracts.faults import explain
 from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
-from relax_infer.gateway._asgi import App, Receive, Scope, Send, header, read_body, reply
+from relax_infer.gateway._asgi import (
+    App,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    header,
+    read_body,
+    reply,
+)
+from relax_infer.gateway._errors import HANG_UP
+from relax_infer.gateway._limits import Limits
 from relax_infer.machines import ScaleState
 
 log = logging.getLogger(__name__)
@@ -77,7 +89,15 @@ class RecoverBody(StartInput):
     """Seconds to wait for the end; it goes on without anybody who waits."""
 
 
-def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look, recover: Recover) -> App:
+def with_operator_routes(
+    app: App,
+    *,
+    token: str,
+    ask: Ask,
+    look: Look,
+    recover: Recover,
+    body_timeout: float = Limits.body_seconds,
+) -> App:
     """The app and, before it, the routes of whoever has the token.
 
     Args:
@@ -87,6 +107,7 @@ def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look, recover:
         look: how an operation stands; None where the role does not know it.
         recover: gives replicas of a role that were given up another try, under an id, and waits for
             so many seconds; None: it is still at work. Raises as ``ask``.
+        body_timeout: seconds until a request body has come; later is 408.
     """
     if not token:
         raise ValueError("an operator's token may not be empty")
@@ -111,12 +132,18 @@ def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look, recover:
             await reply(send, 405, {"detail": f"Only {method}"}, [allow])
             return
         try:
-            if recovers:
-                await _try_again(send, receive, role, recover)
-            elif operation is not None:
+            if operation is not None:
                 await _tell(send, await look(role, operation), operation)
+                return
+            body = await _body(send, receive, body_timeout)
+            if body is None:
+                return
+            if recovers:
+                await _try_again(send, body, role, recover)
             else:
-                await _take(send, receive, role, direction, ask)
+                await _take(send, body, role, direction, ask)
+        except ClientGone:
+            return
         except Exception as error:
             log.warning("%s: %s", path, error)
             await reply(send, 503, {"detail": f"{role} does not answer: {error}"})
@@ -124,11 +151,20 @@ def with_operator_routes(app: App, *, token: str, ask: Ask, look: Look, recover:
     return routed
 
 
-async def _take(send: Send, receive: Receive, role: Role, direction: Any, ask: Ask) -> None:
-    body = await read_body(receive, _BODY_BYTES)
+async def _body(send: Send, receive: Receive, seconds: float) -> bytes | None:
+    """None: it was refused. Raises ClientGone."""
+    try:
+        async with asyncio.timeout(seconds):
+            body = await read_body(receive, _BODY_BYTES)
+    except TimeoutError:
+        await reply(send, 408, {"detail": "Request body did not come in time"}, (HANG_UP,))
+        return None
     if body is None:
-        await reply(send, 413, {"detail": f"More than {_BODY_BYTES} bytes"})
-        return
+        await reply(send, 413, {"detail": f"More than {_BODY_BYTES} bytes"}, (HANG_UP,))
+    return body
+
+
+async def _take(send: Send, body: bytes, role: Role, direction: Any, ask: Ask) -> None:
     try:
         request = ScaleBody.model_validate_json(body or b"{}").request(direction)
     except ValidationError as error:
@@ -145,11 +181,7 @@ async def _take(send: Send, receive: Receive, role: Role, direction: Any, ask: A
         await reply(send, 200 if status.ended else 202, _document(status))
 
 
-async def _try_again(send: Send, receive: Receive, role: Role, recover: Recover) -> None:
-    body = await read_body(receive, _BODY_BYTES)
-    if body is None:
-        await reply(send, 413, {"detail": f"More than {_BODY_BYTES} bytes"})
-        return
+async def _try_again(send: Send, body: bytes, role: Role, recover: Recover) -> None:
     try:
         wanted = RecoverBody.model_validate_json(body or b"{}")
     except ValidationError as error:

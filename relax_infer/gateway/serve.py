@@ -1,16 +1,16 @@
 """Run the gateway: the public app on a TCP port, the control app on a Unix socket.
 
-Of a run: a gateway that starts empty pulls each role's registry in the background, until somebody
-pushed it or it was got; the data path never waits for that. Without a run: a file says what is
+Of a run: a gateway that starts empty pulls each role's registry in the background, until it was got
+once; the data path never waits for that. Without a run: a file says what is
 served, and there is no control app.
 """
 
 import asyncio
 import contextlib
 import gc
+import json
 import logging
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +18,19 @@ from typing import Any
 
 import uvicorn
 
+from relax_infer.contracts.batch import Judging
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.discovery import Role
 from relax_infer.gateway._asgi import App
 from relax_infer.gateway._direct import DirectRoute
+from relax_infer.gateway._open_files import allow_files
 from relax_infer.gateway._protocol import protocol_of
 from relax_infer.gateway._upstream import Upstream
 from relax_infer.gateway.app import GatewayApp, create_gateway_app
 from relax_infer.gateway.control import create_control_app
 from relax_infer.gateway.intake import RegistryIntake, RegistryRefused
 from relax_infer.gateway.judge import MAX_NEW_TOKENS, ChatTemplates, Locate
+from relax_infer.gateway.listening import listen_tcp, listen_unix
 from relax_infer.gateway.registry_file import RegistryFile
 from relax_infer.gateway.tls import Tls, is_loopback, tls_of
 from relax_infer.security import Callers, load_callers
@@ -40,7 +43,6 @@ Pull = Callable[[Role], Awaitable[Mapping[str, Any] | None]]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _GRACE = 5
 """Seconds that open requests may take to end at shutdown."""
-_SOCKET_PATH_LIMIT = 100
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class GatewayOptions:
     timeout: float = 1800.0
     """Seconds for one request."""
     max_connections: int = 4096
-    """To backends, over all roles."""
+    """To backends, over all roles: requests under way; others wait for their turn."""
     rollout_router: str | None = None
     """Address of a router that rollout's chat goes to unchanged, without discovery."""
     tokenizers: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +82,7 @@ async def serve_gateway(
     Args:
         control_socket: made anew with mode 0600, in a folder of mode 0700.
             One that is left behind by an ended gateway is replaced.
-        pull: asked for each role that nobody has pushed.
+        pull: asked for each role, until it has answered once.
         wrap: puts further routes before the public ones.
 
     Raises:
@@ -88,15 +90,19 @@ async def serve_gateway(
     """
     options = options or GatewayOptions()
     intake = RegistryIntake()
-    app = _public_app(intake, options)
+    app, templates = _public_app(intake, options)
     _warn_if_open(host, options)
+
+    def judge(told: Judging) -> None:
+        templates.change(told.template_kwargs, told.max_new_tokens)
+
     servers = [
         make_server(wrap(app), options.tls, app.direct),
-        make_server(create_control_app(intake)),
+        make_server(create_control_app(intake, judge)),
     ]
     async with contextlib.AsyncExitStack() as stack:
-        public = stack.enter_context(_listen_tcp(host, port))
-        control = stack.enter_context(_listen_unix(control_socket))
+        public = stack.enter_context(listen_tcp(host, port))
+        control = stack.enter_context(listen_unix(control_socket))
         stack.enter_context(_stopped_by_signal(servers))
         if pull is not None:
             for role in options.roles:
@@ -130,10 +136,10 @@ async def serve_file(
     file.load()
     options = options or GatewayOptions()
     _warn_if_open(host, options)
-    app = _public_app(intake, options, file.facts)
+    app, _ = _public_app(intake, options, file.facts)
     server = make_server(app, options.tls, app.direct)
     async with contextlib.AsyncExitStack() as stack:
-        public = stack.enter_context(_listen_tcp(host, port))
+        public = stack.enter_context(listen_tcp(host, port))
         stack.enter_context(_stopped_by_signal([server]))
         stack.push_async_callback(_cancel, asyncio.create_task(file.watch()))
         shown = f"[{host}]" if ":" in host else host
@@ -171,11 +177,34 @@ def named_folders(pairs: Iterable[str]) -> dict[str, str]:
     return named
 
 
+def named_objects(pairs: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """``MODEL=JSON`` pairs of a command line.
+
+    Raises:
+        PermanentError: one is no such pair.
+    """
+    named: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        model, _, text = pair.partition("=")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not model or not isinstance(value, dict):
+            raise PermanentError(
+                f"--genrm-template-kwargs {pair!r} is not MODEL=JSON object.",
+                cure="""For example: --genrm-template-kwargs 'judge={"enable_thinking": false}'""",
+            )
+        named[model] = value
+    return named
+
+
 def _public_app(
     intake: RegistryIntake,
     options: GatewayOptions,
     facts: Callable[[], Mapping[str, Any]] = dict,
-) -> GatewayApp:
+) -> tuple[GatewayApp, ChatTemplates]:
+    allow_files(options.max_connections)
     upstream = Upstream(options.max_connections)
     templates = ChatTemplates(
         options.tokenizers,
@@ -184,7 +213,7 @@ def _public_app(
         max_new_tokens=options.judge_tokens,
     )
     templates.load()
-    return create_gateway_app(
+    app = create_gateway_app(
         intake,
         roles=options.roles,
         timeout=options.timeout,
@@ -194,6 +223,7 @@ def _public_app(
         upstream=upstream,
         callers=options.callers,
     )
+    return app, templates
 
 
 def _warn_if_open(host: str, options: GatewayOptions) -> None:
@@ -240,17 +270,19 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 async def _pull(intake: RegistryIntake, role: Role, pull: Pull) -> None:
-    """Ask until the role is known; says so once for each new reason why not."""
+    """Ask until the role was told once, also if somebody pushed it meanwhile: that may have been
+    an older one, and the intake orders them. Says once for each new reason why not."""
     pause, said = _FIRST_PAUSE, ""
-    while intake.get(role) is None:
+    while True:
         reason = "nobody has it"
         try:
             answer = await pull(role)
             if answer is not None:
-                intake.offer(role, answer["term"], answer["document"])
-                log.info("registry of %s: pulled, term %s", role, answer["term"])
+                outcome = intake.offer(role, answer["term"], answer["document"])
+                log.info("registry of %s: pulled, term %s, %s", role, answer["term"], outcome)
                 return
-        except RegistryRefused:  # somebody pushed a newer one meanwhile
+        except RegistryRefused as refused:  # somebody pushed a newer one meanwhile
+            log.info("registry of %s: pulled, and %s", role, refused)
             return
         except Exception as error:  # whatever it is, the next try may succeed
             reason = f"{type(error).__name__}: {error}"
@@ -280,6 +312,7 @@ def make_server(
             http=protocol_of(direct or {}),
             ws="none",
             lifespan="on",
+            interface="asgi3",
             access_log=False,
             log_config=None,
             proxy_headers=False,  # who calls plays no part here
@@ -309,36 +342,3 @@ def _stopped_by_signal(servers: Iterable[_Server]) -> Generator[None, None, None
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-
-
-def _listen_tcp(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise PermanentError(
-            f"the gateway cannot listen on {host}:{port}: {reason}.",
-            cure="Choose another port, or end whatever listens there.",
-        ) from error
-
-
-def _listen_unix(path: Path) -> socket.socket:
-    if len(str(path).encode()) > _SOCKET_PATH_LIMIT:
-        raise PermanentError(
-            f"the socket path {path} is longer than {_SOCKET_PATH_LIMIT} bytes.",
-            cure="Choose a shorter folder.",
-        )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(str(path)) == 0:
-            raise PermanentError(
-                f"another gateway listens on {path}.",
-                cure="End it first, or give this one another --control-socket.",
-            )
-    path.unlink(missing_ok=True)  # left by a gateway that was killed
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(64)
-    return listener

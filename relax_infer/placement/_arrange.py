@@ -8,7 +8,15 @@ from relax_infer.config import Recipe
 from relax_infer.config.placed import Scalar
 from relax_infer.placement._demands import SCORERS, Demand, deferred_roles, mode_of
 from relax_infer.placement._engine_rules import tensor_parallel
-from relax_infer.placement.layout import Block, Fault, Layout, LayoutError, plan_layout
+from relax_infer.placement.layout import (
+    Block,
+    Fault,
+    Layout,
+    LayoutError,
+    parse_layout,
+    plan_layout,
+)
+from relax_infer.placement.layout_order import order_faults
 from relax_infer.placement.phases import turns
 from relax_infer.placement.placed import POOL, Mode, Placement, TrainingPlacement, Violation
 from relax_infer.placement.ray_shares import PREFERRED
@@ -91,18 +99,28 @@ def _by_mode(recipe: Recipe, demands: Sequence[Demand], made: Arrangement) -> No
 def _by_layout(recipe: Recipe, script: str, demands: Sequence[Demand], made: Arrangement) -> None:
     made.violations += _ranks(recipe, made)
     try:
-        blocks = _blocks(recipe, demands, made.training)
-        layout = plan_layout(script, made.pools[POOL], blocks)
+        phases = parse_layout(script)
     except LayoutError as error:
-        layout = (error.fault,)
-    if not isinstance(layout, Layout):
-        made.violations += [_layout_violation(f, demands, made.training) for f in layout]
+        made.violations.append(_layout_violation(error.fault, demands, made.training))
+        made.violations += _each_too_large(demands, made.pools)
         return
-    early = {r for phase in layout.phases if "rollout" in phase for r in phase}
-    deferred = {role for role in SCORERS if role in layout.starts and role not in early}
-    made.violations += _layout_mode(
-        recipe, deferred, scored=bool(layout.starts.keys() & {*SCORERS})
-    )
+    blocks = _blocks(recipe, demands, made.training)
+    turns = [[h.role for h in phase if h.role in blocks] for phase in phases]
+    early = {r for there in turns if "rollout" in there for r in there}
+    scorers = {r for there in turns for r in there if r in SCORERS}
+    deferred = scorers - early
+    layout = plan_layout(script, made.pools[POOL], blocks)
+    faults = order_faults(phases)
+    if not isinstance(layout, Layout):
+        faults += layout
+        made.violations += _each_too_large(demands, made.pools)
+    made.violations += [
+        _layout_violation(fault, demands, made.training)
+        for fault in sorted(faults, key=lambda fault: fault.position)
+    ]
+    made.violations += _layout_mode(recipe, deferred, scored=bool(scorers))
+    if not isinstance(layout, Layout):
+        return
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
         offsets, _ = _line_up(recipe, mine)
@@ -167,10 +185,10 @@ def _placement(
     )
 
 
-def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int]) -> list[Violation]:
-    """Of one phase: each demand on its own, and all together."""
+def _each_too_large(demands: Sequence[Demand], pools: Mapping[str, int]) -> list[Violation]:
+    """Whoever has no room alone."""
     pool, alone = pools[POOL], _alone(pools)
-    found = [
+    return [
         Violation(
             f"{d.field}.replicas",
             f"{d.replicas} replicas x {d.gpus_per_replica} GPUs need {d.num_gpus} GPUs,"
@@ -181,6 +199,12 @@ def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int])
         for d in demands
         if d.num_gpus > pool
     ]
+
+
+def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int]) -> list[Violation]:
+    """Of one phase: each demand on its own, and all together."""
+    pool, alone = pools[POOL], _alone(pools)
+    found = _each_too_large(demands, pools)
     if len(demands) < 2 or needed <= pool:
         return found
     by_role: dict[str, int] = {}
@@ -192,11 +216,16 @@ def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int])
         settings: tuple[tuple[str, Scalar], ...] = (("mode", "defer"), ("defer_roles", None))
         return [*found, Violation("mode", rule, cure, settings)]
     parts = ", ".join(f"{role}={gpus}" for role, gpus in by_role.items())
+    if lost := needed - sum(by_role.values()):
+        parts += f", {lost} unused so that engines begin where their nodes allow"
+    cure = f"Raise it to {needed + alone}, lower replicas, or let roles take turns (mode defer)."
+    if needed - lost <= pool:
+        cure += " Key layout may place what the fixed order of roles cannot."
     found.append(
         Violation(
             "cluster.gpus",
             f"Combined inference needs {needed} GPUs ({parts}), the pool has {_size(pool, alone)}.",
-            f"Raise it to {needed + alone}, lower replicas, or let roles take turns (mode defer).",
+            cure,
             (("cluster.gpus", needed + alone),),
         )
     )

@@ -67,7 +67,11 @@ def _rule(field: str, rule: AutoscaleRule, demands: Sequence[Demand]) -> Iterato
                 f"it is {rule.min_replicas}, {demand.model_id} begins with {demand.replicas}"
                 " replicas, and those always stay.",
                 f"Raise it to {demand.replicas}, or lower {demand.field}.replicas.",
-                ((f"{field}.min_replicas", demand.replicas),),
+                tuple(
+                    (f"{field}.{name}", demand.replicas)
+                    for name in ("min_replicas", "max_replicas")
+                    if getattr(rule, name) < demand.replicas
+                ),
             )
 
 

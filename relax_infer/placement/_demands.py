@@ -7,19 +7,10 @@ from relax_infer.config import Recipe
 from relax_infer.config.placed import Engine, Scalar, ServerGroup
 from relax_infer.config.scoring import GenRM, Teacher
 from relax_infer.contracts.engines import Role
+from relax_infer.engines.flags import flag_of, repeated
 from relax_infer.placement.placed import POOL, Mode, TrainingPlacement, TrainingRole, WorkerType
 
 SCORERS: tuple[Role, ...] = ("genrm", "teacher")
-
-_ALIASES = {
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "pipeline_parallel_size": "pp_size",
-    "dp": "dp_size",
-    "data_parallel_size": "dp_size",
-    "nccl_init_addr": "dist_init_addr",
-}
-"""SGLang's longer names of flags that placement reads."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +35,20 @@ class Demand:
     gpus_per_replica: int
     engine: Engine
     flags: Mapping[str, Flag]
-    """By SGLang's short name."""
+    """By SGLang's own name, with underscores."""
+    repeated: tuple[tuple[str, ...], ...] = ()
+    """Dotted keys that give one flag under several names."""
     group_id: str = "default"
     worker_type: WorkerType = "regular"
 
     @property
     def num_gpus(self) -> int:
         return self.replicas * self.gpus_per_replica
+
+    @property
+    def server_args(self) -> dict[str, Scalar]:
+        """Of the engine's section, under those of its group."""
+        return {name: flag.value for name, flag in self.flags.items()}
 
     @property
     def engine_field(self) -> str:
@@ -125,6 +123,7 @@ def _of(
     role: Role, model_id: str, where: str, engine: Engine, groups: tuple[ServerGroup, ...] | None
 ) -> list[Demand]:
     flags = _flags(engine.server_args, f"{where}.engine")
+    twice = _repeated(engine.server_args, f"{where}.engine")
     if groups is None:
         alone = Demand(
             role=role,
@@ -135,6 +134,7 @@ def _of(
             gpus_per_replica=engine.gpus_per_replica,
             engine=engine,
             flags=flags,
+            repeated=twice,
         )
         return [alone]
     return [
@@ -147,6 +147,7 @@ def _of(
             gpus_per_replica=group.gpus_per_replica,
             engine=engine,
             flags=flags | _flags(group.server_args, f"{where}.server_groups.{n}"),
+            repeated=twice + _repeated(group.server_args, f"{where}.server_groups.{n}"),
             group_id=f"{group.worker_type}-{n}",
             worker_type=group.worker_type,
         )
@@ -155,8 +156,13 @@ def _of(
 
 
 def _flags(server_args: Mapping[str, Scalar], field: str) -> dict[str, Flag]:
-    found: dict[str, Flag] = {}
-    for name, value in server_args.items():
-        short = name.replace("-", "_")
-        found[_ALIASES.get(short, short)] = Flag(value, f"{field}.server_args.{name}")
-    return found
+    return {
+        flag_of(name).replace("-", "_"): Flag(value, f"{field}.server_args.{name}")
+        for name, value in server_args.items()
+    }
+
+
+def _repeated(server_args: Mapping[str, Scalar], field: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        tuple(f"{field}.server_args.{name}" for name in same) for same in repeated(server_args)
+    )

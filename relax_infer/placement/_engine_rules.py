@@ -2,7 +2,8 @@
 
 import math
 
-from relax_infer.engines.static import static_faults
+from relax_infer.engines.flags import ALIASES, OWN, UNFENCED
+from relax_infer.engines.static import backup_faults, static_faults
 from relax_infer.placement._demands import Demand
 from relax_infer.placement.placed import Violation
 
@@ -14,12 +15,22 @@ RESERVED_ARGS = frozenset(
 )
 """SGLang flags that placement itself decides."""
 
-_SIZES = ("tp_size", "pp_size", "dp_size")
+_SIZES = ("tp_size", "pp_size", "dp_size", "attn_dp_size")
+_OWN = frozenset(name.replace("-", "_") for name in OWN)
+_KEPT = frozenset({"load_format", "enable_weights_cpu_backup", "enable_memory_saver"})
+_READ = frozenset({*RESERVED_ARGS, *_OWN, *_SIZES, *UNFENCED, *_KEPT, "enable_dp_attention"})
+_LONG = frozenset(
+    {*_READ, *(n.replace("-", "_") for n, f in ALIASES.items() if f.replace("-", "_") in _READ)}
+)
+"""Every name of a flag that placement reads, or that is decided elsewhere or not at all."""
 
 
 def engine_violations(demand: Demand, gpus_per_node: int | None) -> list[Violation]:
     """Of flags and sizes. ``gpus_per_node``: None when all GPUs are on one node."""
-    found = _reserved(demand)
+    found = _repeated(demand)
+    found += _shortened(demand)
+    found += _reserved(demand)
+    found += _own(demand)
     found += _static(demand)
     found += _sizes(demand)
     found += _attention(demand)
@@ -34,6 +45,30 @@ def tensor_parallel(demand: Demand) -> tuple[int, int]:
     return demand.gpus_per_replica // pp, pp
 
 
+def _repeated(demand: Demand) -> list[Violation]:
+    return [
+        Violation(
+            same[0],
+            f"{' and '.join(field.rpartition('.')[2] for field in same)} are one flag of SGLang.",
+            "Keep one of them.",
+            tuple((field, None) for field in same[1:]),
+        )
+        for same in demand.repeated
+    ]
+
+
+def _shortened(demand: Demand) -> list[Violation]:
+    """SGLang takes a flag by its first letters; placement would not know it."""
+    found: list[Violation] = []
+    for name, flag in demand.flags.items():
+        meant = sorted(long for long in _LONG if long.startswith(name)) if name not in _LONG else []
+        if meant:
+            rule = f"SGLang may take it for {' or '.join(meant)}."
+            cure = "Write the whole name, or remove it."
+            found.append(Violation(flag.field, rule, cure, ((flag.field, None),)))
+    return found
+
+
 def _reserved(demand: Demand) -> list[Violation]:
     return [
         Violation(
@@ -46,11 +81,26 @@ def _reserved(demand: Demand) -> list[Violation]:
     ]
 
 
+def _own(demand: Demand) -> list[Violation]:
+    """What the run itself tells each engine, and what would let callers in beside its fence."""
+    told = dict.fromkeys(sorted(_OWN & demand.flags.keys()), "the run decides this flag itself.")
+    for name, harmless in UNFENCED.items():
+        if name in demand.flags and demand.flags[name].value not in harmless:
+            told[name] = "it opens a way in that the engine's fence does not guard."
+    return [
+        Violation(demand.flags[n].field, rule, "Remove it.", ((demand.flags[n].field, None),))
+        for n, rule in told.items()
+    ]
+
+
 def _static(demand: Demand) -> list[Violation]:
-    """GenRM and Teacher keep their own checkpoint."""
-    if demand.role == "rollout":
-        return []
-    faults = static_faults({name: flag.value for name, flag in demand.flags.items()})
+    """GenRM and Teacher keep their own checkpoint; who sleeps keeps its weights."""
+    flags = demand.server_args
+    faults: dict[str, str] = {}
+    if demand.role != "rollout":
+        faults |= static_faults(flags)
+    if demand.engine.offload == "memory_saver":
+        faults |= backup_faults(flags)
     return [
         Violation(
             demand.flags[name].field, f"{why}.", "Remove it.", ((demand.flags[name].field, None),)
@@ -88,17 +138,40 @@ def _sizes(demand: Demand) -> list[Violation]:
 
 
 def _attention(demand: Demand) -> list[Violation]:
-    enabled, dp = demand.flags.get("enable_dp_attention"), demand.size("dp_size") or 1
-    tensor, _ = tensor_parallel(demand)
-    if enabled is None or not enabled.value or tensor % dp == 0:
+    """Data parallel attention is within the engine's GPUs; SGLang's other kind multiplies them."""
+    enabled = demand.flags.get("enable_dp_attention")
+    if enabled is not None and not isinstance(enabled.value, bool | None):
+        rule = f"enable_dp_attention is {enabled.value!r}, not true or false."
+        cure = "Write true without quotes, or remove it."
+        return [Violation(enabled.field, rule, cure, ((enabled.field, True),))]
+    dp = "dp_size" if (demand.size("dp_size") or 1) > 1 else "attn_dp_size"
+    parts = demand.size(dp) or 1
+    if parts == 1:
         return []
-    cure = math.gcd(tensor, dp)
+    given = demand.flags[dp]
+    tensor, _ = tensor_parallel(demand)
+    if dp == "dp_size" and (demand.size("attn_dp_size") or 1) > 1:
+        rule = f"dp_size {parts} beside attn_dp_size: one of them divides the engine's GPUs."
+        cure = "Keep attn_dp_size, which needs no enable_dp_attention."
+        return [Violation(given.field, rule, cure, ((given.field, None),))]
+    if dp == "dp_size" and (enabled is None or not enabled.value):
+        switch = f"{given.field.rpartition('.')[0]}.enable_dp_attention"
+        rule = (
+            f"dp_size {parts} without enable_dp_attention would start {parts} engines of"
+            f" {demand.gpus_per_replica} GPUs."
+        )
+        cure = "Set enable_dp_attention to true, or remove dp_size and raise replicas."
+        settings = ((enabled.field if enabled else switch, True),)
+        return [Violation(given.field, rule, cure, settings)]
+    if tensor % parts == 0:
+        return []
+    cure = math.gcd(tensor, parts)
     return [
         Violation(
-            f"{demand.field}.server_args.dp_size",
-            f"DP attention splits the {tensor} tensor-parallel GPUs in {dp} parts.",
-            f"Use a dp_size that divides {tensor}, for instance {cure}.",
-            ((demand.flags["dp_size"].field, cure),),
+            f"{demand.field}.server_args.{dp}",
+            f"DP attention splits the {tensor} tensor-parallel GPUs in {parts} parts.",
+            f"Use a {dp} that divides {tensor}, for instance {cure}.",
+            ((given.field, cure),),
         )
     ]
 

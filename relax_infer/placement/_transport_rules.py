@@ -18,19 +18,21 @@ def transport_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Viol
     apart = mode_of(recipe) == "decoupled"
     # A GPU that the trainer shares is the engine's during the update: nccl wants one of its own for
     # each rank. On a CPU gloo sends from the host's memory, whoever holds what.
+    policy = [demand for demand in demands if demand.role == "rollout"]
+    size = recipe.cluster.gpus_per_node or recipe.cluster.gpus
+    spans = any(d.gpus_per_replica > size for d in policy)
     if transport == "process_group" and not apart and recipe.cluster.device != "cpu":
+        better = "disk" if spans else "tensor"
         found.append(
             Violation(
                 _FIELD,
                 f"process_group in mode {mode_of(recipe)}: the trainer and the engines never hold"
                 " their GPUs at the same time, and nccl needs one for each rank.",
-                "Set it to tensor, which sends from the host's memory, or mode to decoupled.",
-                ((_FIELD, "tensor"),),
+                f"Set it to {better}, or mode to decoupled.",
+                ((_FIELD, better),),
             )
         )
-    policy = [demand for demand in demands if demand.role == "rollout"]
-    size = recipe.cluster.gpus_per_node or recipe.cluster.gpus
-    if transport == "tensor" and any(d.gpus_per_replica > size for d in policy):
+    if transport == "tensor" and spans:
         found.append(
             Violation(
                 _FIELD,
@@ -40,7 +42,11 @@ def transport_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Viol
                 ((_FIELD, "disk"),),
             )
         )
-    split = [n for n in ("pp_size", "dp_size") if any((d.size(n) or 1) > 1 for d in policy)]
+    split = [
+        n
+        for n in ("pp_size", "dp_size", "attn_dp_size")
+        if any((d.size(n) or 1) > 1 for d in policy)
+    ]
     if split:
         found.append(
             Violation(

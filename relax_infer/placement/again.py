@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import TransientError
-from relax_infer.placement.binding import bind_bundles
+from relax_infer.placement.binding import OF_A_NODE, bind_bundles
 from relax_infer.placement.pools import asked, pool_name, remove_groups
 from relax_infer.placement.probes import probe_bundles
 from relax_infer.placement.ray_view import group_table, living_nodes
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _LOCK = "relax.again"
 _ON_THE_HEAD = {"node:__internal_head__": 0.001}
 """Nothing that a pool may need: no part of a GPU or CPU."""
-_OF_A_NODE = 0.001
-"""Share of the resource ``node:<address>`` that every node of Ray has 1 of: asks for the node."""
 _TRIES = 3
 """Others may take or give back GPUs while the spacers are set."""
 _SETTLES = 1.0
@@ -171,7 +169,7 @@ async def _remove(groups: "Iterable[PlacementGroup]") -> None:
 
 
 def _node(address: str) -> dict[str, float]:
-    return {f"node:{address}": _OF_A_NODE}
+    return {f"node:{address}": OF_A_NODE}
 
 
 def _told(rows: Iterable[BundleBinding]) -> str:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import permutations
 
 NAMES = {
     "rollout": "rollout",
@@ -27,7 +28,10 @@ NAMES = {
 _TOKEN = re.compile(
     r"\s*(?:(?P<arrow>->)|(?P<plus>\+)|(?P<name>[A-Za-z_]\w*)|(?P<share>\[[^\]]*\]))"
 )
-_SHARE = re.compile(r"\[\s*(?:(\d+)\s*/\s*(\d+)|/)\s*\]")
+_SHARE = re.compile(r"\[\s*(?:([0-9]{1,7})\s*/\s*([0-9]{1,7})|/)\s*\]")
+"""No cluster has more GPUs than seven digits tell."""
+_SHOWN = 40
+"""Characters of a script that a message repeats."""
 _KINDS = {
     "arrow": "'->'",
     "plus": "'+'",
@@ -121,7 +125,9 @@ def parse_layout(script: str) -> tuple[tuple[Holder, ...], ...]:
             share = _share(*tokens[at][1:])
             at += 1
         if text not in NAMES:
-            raise LayoutError(Fault(position, f"no role {text!r}; there are {', '.join(NAMES)}."))
+            raise LayoutError(
+                Fault(position, f"no role {_short(text)!r}; there are {', '.join(NAMES)}.")
+            )
         holders.append(Holder(NAMES[text], text, share, position))
         kind, text, position = tokens[at]
         if kind in ("arrow", "end"):
@@ -149,16 +155,32 @@ def plan_layout(script: str, pool: int, blocks: Mapping[str, Block]) -> Layout |
     faults = [*_participants(script, phases, blocks), *_shares(phases, pool, blocks)]
     if faults:
         return tuple(faults)
+    # Whatever placement there is, pushed down to bundle 0 it is the first fit of one of the orders.
+    for order in permutations(_first_holders(phases)):
+        starts, lacking = _place(order, phases, pool, blocks)
+        if not lacking:
+            return Layout(starts, tuple(tuple(h.role for h in phase) for phase in phases))
+        if not faults:  # of the script's own order
+            faults = [_no_room(holder, phases, pool, blocks) for holder in lacking]
+    return tuple(faults)
+
+
+def _place(
+    order: Sequence[Holder],
+    phases: Sequence[Sequence[Holder]],
+    pool: int,
+    blocks: Mapping[str, Block],
+) -> tuple[dict[str, int], list[Holder]]:
+    """First bundles, each role as low as those before it allow, and the roles without room."""
     starts: dict[str, int] = {}
-    for holder in _first_holders(phases):
+    lacking: list[Holder] = []
+    for holder in order:
         start = _first_fit(holder.role, starts, phases, pool, blocks)
         if start is None:
-            faults.append(_no_room(holder, phases, pool, blocks))
+            lacking.append(holder)
         else:
             starts[holder.role] = start
-    if faults:
-        return tuple(faults)
-    return Layout(starts, tuple(tuple(h.role for h in phase) for phase in phases))
+    return starts, lacking
 
 
 def _tokens(script: str) -> Iterator[tuple[str, str, int]]:
@@ -179,7 +201,7 @@ def _tokens(script: str) -> Iterator[tuple[str, str, int]]:
 def _share(text: str, position: int) -> Fraction:
     found = _SHARE.fullmatch(text)
     if found is None:
-        raise LayoutError(Fault(position, f"{text} is not a share such as [1/2] or [/]."))
+        raise LayoutError(Fault(position, f"{_short(text)} is not a share such as [1/2] or [/]."))
     if found[1] is None:
         return Fraction(1)
     part, of = int(found[1]), int(found[2])
@@ -189,8 +211,13 @@ def _share(text: str, position: int) -> Fraction:
 
 
 def _unexpected(position: int, kind: str, text: str, wanted: str) -> LayoutError:
-    there = repr(text) if text else _KINDS[kind]
+    there = repr(_short(text)) if text else _KINDS[kind]
     return LayoutError(Fault(position, f"{wanted} is expected, not {there}."))
+
+
+def _short(text: str) -> str:
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _first_holders(phases: Sequence[Sequence[Holder]]) -> list[Holder]:

@@ -10,21 +10,30 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from relax_infer.contracts.refs import RunRef
-from relax_infer.engines.orphans import find_orphans
+from relax_infer.engines.orphans import find_orphans, find_unrecorded
 from relax_infer.engines.process import free_ports, local_path
 from relax_infer.engines.shared_bucket import SHARED_MEMORY
 from relax_infer.placement.facts import ClusterFacts, GpuProcess, NodeFacts, Wanted
 from relax_infer.placement.probes import device_uuids
 from relax_infer.placement.ray_view import group_table, living_nodes
 from relax_infer.placement.room import NodeRoom
+from relax_infer.placement.run_actors import (
+    joined,
+    look_at_actors,
+    look_at_routers,
+    recorded_routers,
+)
+from relax_infer.samples.prompt_file import file_fault
 
-_NODE_SECONDS = 60.0
+_NODE_SECONDS = 90.0
 """For a node to look at itself."""
+_ROUTER_SECONDS = 45.0
 _NOBODY = RunRef(run="preflight", store="preflight:")
 """No run: engines of every run are found."""
 
@@ -35,14 +44,34 @@ async def look_at_cluster(wanted: Wanted) -> ClusterFacts:
 
     nodes = await asyncio.to_thread(living_nodes)
     useful = [node for node in nodes if node.gpus]
-    facts = await asyncio.gather(*(_ask(wanted, node) for node in useful))
+    # An engine may be rebuilt meanwhile: what its actor held before or holds after is its own.
+    routers, before = await asyncio.gather(look_at_routers(), look_at_actors())
     table = await asyncio.to_thread(group_table)
+    groups = tuple(e["name"] for e in table.values() if e["name"] and e["state"] != "REMOVED")
+    frontless = runs_of(groups) - {router.run for router in routers}
+    asked = {
+        "cluster": ray.get_runtime_context().gcs_address,
+        "frontless": tuple(sorted(frontless)),
+    }
+    wanted = wanted.model_copy(update=asked)
+    facts = await asyncio.gather(*(_ask(wanted, node) for node in useful))
+    after = await look_at_actors()
     return ClusterFacts(
         nodes=tuple(nodes),
         facts=tuple(facts),
         accelerators=any(n.startswith("accelerator_type:") for n in ray.cluster_resources()),
-        groups=tuple(e["name"] for e in table.values() if e["name"] and e["state"] != "REMOVED"),
+        groups=groups,
+        actors=joined(before, after),
+        # Two nodes of one host have the same files.
+        routers=tuple(dict.fromkeys((*routers, *(each for n in facts for each in n.routers)))),
+        files=await asyncio.to_thread(_faults, wanted.files),
     )
+
+
+def runs_of(groups: Iterable[str]) -> set[str]:
+    """Of the names of placement groups, ``relax-<run>.<pool>``."""
+    named = (name.partition(".")[0] for name in groups)
+    return {name.removeprefix("relax-") for name in named if name.startswith("relax-")}
 
 
 async def _ask(wanted: Wanted, node: NodeRoom) -> NodeFacts:
@@ -71,11 +100,15 @@ def look_at_node(wanted: Wanted, node_id: str, node_ip: str, gpus: int) -> NodeF
         node_ip=node_ip,
         processes=_processes(uuids),
         orphans=tuple(find_orphans(_NOBODY, devices, node_ip)),
+        unrecorded=tuple(find_unrecorded()),
         port_fault=_port_fault(node_ip, wanted.ports),
         disk_free=_disk_free(wanted.store),
         shared_memory_free=_shared_memory_free(),
         models={folder: _weights(Path(folder)) for folder in wanted.models},
+        files=_faults(wanted.files),
         router=_router(),
+        router_fault=_router_fault(),
+        routers=tuple(asyncio.run(recorded_routers(wanted.cluster, wanted.frontless, node_ip))),
     )
 
 
@@ -138,11 +171,32 @@ def _weights(folder: Path) -> int | None:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
+def _faults(files: Iterable[str]) -> dict[str, str | None]:
+    return {path: file_fault(path) for path in files}
+
+
 def _router() -> str | None:
     try:
         return version("sglang-router")
     except PackageNotFoundError:
         return None
+
+
+def _router_fault() -> str | None:
+    """Whether the program that a run's front starts can be loaded; it listens nowhere."""
+    if _router() is None:
+        return None
+    load = (sys.executable, "-c", "import sglang_router.launch_router")
+    try:
+        done = subprocess.run(
+            load, capture_output=True, text=True, timeout=_ROUTER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it was not loaded within {_ROUTER_SECONDS:.0f} s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
 
 
 def main() -> None:

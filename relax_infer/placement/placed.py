@@ -1,10 +1,10 @@
 """What a plan is made of: who has which bundles in which phase. Immutable, JSON both ways."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from relax_infer.config.placed import Scalar
+from relax_infer.config.violation import Violation
 from relax_infer.contracts.engines import Role
 from relax_infer.contracts.failures import PermanentError
 
@@ -14,21 +14,6 @@ POOL = "pool"
 Mode = Literal["defer", "split", "decoupled"]
 TrainingRole = Literal["trainer", "critic", "reference", "actor_fwd"]
 WorkerType = Literal["regular", "prefill", "decode"]
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One rule that the recipe breaks."""
-
-    field: str
-    """Dotted key of the recipe."""
-    rule: str
-    cure: str
-    settings: tuple[tuple[str, Scalar], ...] = ()
-    """Overrides of the recipe, as for ``load_recipe``, that cure it; None removes the key."""
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.rule} {self.cure}"
 
 
 class PlacementError(PermanentError, ValueError):
@@ -203,19 +188,31 @@ class InferencePlacementPlan:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "InferencePlacementPlan":
-        """From ``to_dict``; what is derived is derived again."""
-        return cls(
+        """From ``to_dict``, whatever order the keys are in; what is derived is derived again.
+
+        Raises:
+            PlacementError: bundles that are in no pool, or a total that is none; with every fault.
+        """
+        placements = tuple(Placement.from_dict(p) for p in document["placements"])
+        training = tuple(_from(TrainingPlacement, t) for t in document["training"])
+        sizes: Mapping[str, int] = document["pool_sizes"]
+        # JSON's mappings have no order: that of the planner is by who is in a pool first.
+        pools = dict.fromkeys((*(part.pool for part in (*placements, *training)), *sizes))
+        plan = cls(
             mode=document["mode"],
-            placements=tuple(Placement.from_dict(p) for p in document["placements"]),
+            placements=placements,
             total_required_gpus=document["total_required_gpus"],
-            pool_sizes=tuple(document["pool_sizes"].items()),
+            pool_sizes=tuple((pool, sizes[pool]) for pool in pools if pool in sizes),
             gpus_per_node=document["gpus_per_node"],
-            training=tuple(_from(TrainingPlacement, t) for t in document["training"]),
+            training=training,
             phases=tuple(
                 Phase(p["name"], tuple(_from(Slot, s) for s in p["slots"]))
                 for p in document["phases"]
             ),
         )
+        if faults := list(_faults(plan)):
+            raise PlacementError(faults, "the plan is damaged")
+        return plan
 
 
 def model_placement(
@@ -258,6 +255,27 @@ def _transition(phases: Sequence[Phase], target: int) -> Transition:
         activate=tuple(r for r in after if r not in before),
         keep=tuple(r for r in after if r in before),
     )
+
+
+def _faults(plan: InferencePlacementPlan) -> Iterator[Violation]:
+    """Of a plan that somebody hands in."""
+    cure = "Plan the recipe again: plan_inference_placement."
+    sizes = dict(plan.pool_sizes)
+    slots = [slot for phase in plan.phases for slot in phase.slots]
+    for part in (*plan.placements, *plan.training, *slots):
+        if not 0 <= part.bundle_start < part.bundle_stop <= sizes.get(part.pool, 0):
+            rule = (
+                f"bundles {part.bundle_start} to {part.bundle_stop} (exclusive) are not in pool"
+                f" {part.pool} of {sizes.get(part.pool, 0)}."
+            )
+            yield Violation(part.role, rule, cure)
+    for placement in plan.placements:
+        if placement.gpus_per_engine < 1 or placement.num_gpus % placement.gpus_per_engine:
+            rule = f"{placement.num_gpus} GPUs are no whole engines of {placement.gpus_per_engine}."
+            yield Violation(placement.role, rule, cure)
+    if plan.total_required_gpus != sum(sizes.values()):
+        rule = f"{plan.total_required_gpus} is not the sum of the pools, {sum(sizes.values())}."
+        yield Violation("total_required_gpus", rule, cure)
 
 
 Part = TypeVar("Part", Placement, TrainingPlacement, Slot)

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from relax_infer.config import Recipe
+from relax_infer.config.rules import broken_rules
 from relax_infer.placement._arrange import Arrangement, arrange, unused_layout
 from relax_infer.placement._autoscale_rules import autoscale_violations
 from relax_infer.placement._demands import Demand, inference_demands, training_demands
 from relax_infer.placement._engine_rules import engine_violations
-from relax_infer.placement._rules import role_violations
+from relax_infer.placement._rules import role_violations, size_violation
 from relax_infer.placement._transport_rules import transport_violations
 from relax_infer.placement.phases import phases_of
 from relax_infer.placement.placed import InferencePlacementPlan, PlacementError, TrainingRole
@@ -30,20 +31,25 @@ def plan_inference_placement(recipe: Recipe) -> InferencePlacementPlan:
     role has a pool. A layout script says it phase by phase instead.
 
     Raises:
-        PlacementError: with every violation.
+        PlacementError: with every violation, those of rules that have nothing to do with placement
+            among them.
     """
+    broken = broken_rules(recipe)
     demands, training = inference_demands(recipe), training_demands(recipe)
-    violations = role_violations(recipe, demands) + unused_layout(recipe)
+    violations = broken + role_violations(recipe, demands) + unused_layout(recipe)
     violations += transport_violations(recipe, demands)
     for demand in demands:
         violations += engine_violations(demand, recipe.cluster.gpus_per_node)
+    if (absurd := size_violation(recipe, demands, training)) is not None:
+        raise PlacementError([*violations, absurd])  # nothing of that size is laid out
     made = arrange(recipe, demands, training)
     violations += made.violations
     violations += autoscale_violations(recipe, demands, sum(made.pools.values()))
     claims = _claims(made, demands)
     violations += share_violations(claims, made.pools)
     if violations:
-        raise PlacementError(violations)
+        subject = "the recipe cannot be used" if broken else "the recipe cannot be placed"
+        raise PlacementError(list(dict.fromkeys(violations)), subject)
     computed = computed_shares(claims, made.pools)
     placements = [
         replace(p, ray_gpu_fraction=computed[p.pool]) if d.engine.ray_gpu_fraction == "auto" else p

@@ -1,7 +1,7 @@
 """Ray's placement groups of a run: their names, and how they are found and removed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_infer.contracts.failures import TransientError
@@ -16,6 +16,8 @@ T = TypeVar("T")
 _POLL = 0.1
 _ASK = 30.0
 """Seconds that Ray's own control plane may take to answer."""
+LEAST = 5.0
+"""Seconds for an answer that is wanted when the time of everything is over."""
 
 
 def pool_name(run: str, pool: str = POOL) -> str:
@@ -66,29 +68,40 @@ async def remove_groups(chosen: Callable[[str, dict[str, Any]], bool], timeout: 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while True:
-        table = await asked(group_table)
+        table = await asked(group_table, deadline=deadline)
         left = {i: e for i, e in table.items() if e["state"] != "REMOVED" and chosen(i, e)}
         if not left:
             return
         for identity in left:
             group = PlacementGroup(PlacementGroupID(bytes.fromhex(identity)))
-            await asked(remove_placement_group, group)
+            await asked(remove_placement_group, group, deadline=deadline)
         if loop.time() > deadline:
             names = ", ".join(entry["name"] for entry in left.values())
             raise TransientError(f"placement group {names} is there after {timeout:g} s.")
         await asyncio.sleep(_POLL)
 
 
-async def asked(call: Callable[..., T], *arguments: object) -> T:
-    """The answer of Ray's control plane, off the loop and with a deadline.
+async def asked(call: Callable[..., T], *arguments: object, deadline: float | None = None) -> T:
+    """The answer of Ray's control plane, off the loop.
+
+    Args:
+        deadline: of the running loop's clock, for everything that the caller does.
 
     Raises:
-        TransientError: there was none.
+        TransientError: there was none in time.
     """
+    return await answered(asyncio.to_thread(call, *arguments), deadline)
+
+
+async def answered(answer: Awaitable[T], deadline: float | None = None) -> T:
+    """The same for a question that was asked already."""
+    seconds = _ASK
+    if deadline is not None:
+        seconds = min(_ASK, max(LEAST, deadline - asyncio.get_running_loop().time()))
     try:
-        return await asyncio.wait_for(asyncio.to_thread(call, *arguments), _ASK)
+        return await asyncio.wait_for(answer, seconds)
     except TimeoutError as error:
         raise TransientError(
-            f"Ray's control plane did not answer within {_ASK:.0f} s.",
+            f"Ray's control plane did not answer within {seconds:.0f} s.",
             cure="Look at `ray status`.",
         ) from error

@@ -1,15 +1,20 @@
 """Whether a plan can run on a cluster as its nodes describe themselves: pure, every reason."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
 
 from relax_infer.config import Recipe, RecipeError, require_runnable
-from relax_infer.placement.facts import ClusterFacts, NodeFacts, Wanted
-from relax_infer.placement.placed import InferencePlacementPlan
-from relax_infer.placement.room import NodeRoom, shortage, unfit_shape
+from relax_infer.placement.facts import ClusterFacts, NodeFacts, RouterFacts, Wanted
+from relax_infer.placement.findings import Finding
+from relax_infer.placement.held import held
+from relax_infer.placement.named_files import (
+    lacking_data,
+    lacking_models,
+    named_data,
+    named_models,
+)
+from relax_infer.placement.placed import InferencePlacementPlan, PlacementError
+from relax_infer.placement.room import NodeRoom, Undecided, shortage, unfit_shape
 
-Result = Literal["ok", "note", "missing"]
 STATE_FACTOR = 7
 """Of the bytes of 16-bit weights: weights, 32-bit master weights and Adam's two moments."""
 _GIB = 1 << 30
@@ -21,42 +26,38 @@ _WORKER_PORTS = 2
 """Of an engine's part on one node: the server and its rendezvous."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    result: Result
-    text: str
-    cure: str = ""
-
-
-def wanted(recipe: Recipe, plan: InferencePlacementPlan, store: str) -> Wanted:
-    """What has to be asked of the nodes for this plan."""
-    named = [recipe.rollout.model, *(m.model for m in recipe.rollout.extra_models)]
-    for role, section in (("genrm", recipe.genrm), ("teacher", recipe.teacher)):
-        if section is not None and recipe.serves(role):
-            named += [section.model, *(m.model for m in section.extra_models)]
-    models = dict.fromkeys(name for name in named if not name.startswith("tiny:"))
-    workers = sum(-(-p.num_worker_slots // max(1, _nodes(plan, p.pool))) for p in plan.placements)
-    return Wanted(store=store, models=tuple(models), ports=_WORKER_PORTS * workers + _RUN_PORTS)
+def wanted(recipe: Recipe, plan: InferencePlacementPlan | None, store: str) -> Wanted:
+    """What has to be asked of the nodes for this plan, or for a recipe that has none."""
+    models = dict.fromkeys(model for _, model in named_models(recipe))
+    files = dict.fromkeys(path for _, path in named_data(recipe))
+    workers = 0
+    if plan is not None:
+        slots = {p: max(1, _nodes(plan, p.pool)) for p in plan.placements}
+        workers = sum(-(-p.num_worker_slots // nodes) for p, nodes in slots.items())
+    ports = _WORKER_PORTS * workers + _RUN_PORTS
+    return Wanted(store=store, models=tuple(models), ports=ports, files=tuple(files))
 
 
 def judge(
-    recipe: Recipe, plan: InferencePlacementPlan, asked: Wanted, cluster: ClusterFacts
+    recipe: Recipe, plan: InferencePlacementPlan | None, asked: Wanted, cluster: ClusterFacts
 ) -> list[Finding]:
-    """Everything that stands in the way, everything worth a look, and what is in order."""
+    """Everything that stands in the way, everything worth a look, and what is in order.
+
+    Without a plan the cluster is held against what the recipe says of it.
+    """
     return [
         *_runnable(recipe),
-        *_room(plan, cluster.nodes),
+        *_room(recipe, plan, cluster.nodes),
         *_device(recipe, cluster),
         *_silent(cluster.facts),
-        *_held(cluster),
+        *held(cluster),
         *_ports(cluster.facts, asked),
-        *_models(cluster.facts),
+        *lacking_models(recipe, cluster.facts),
+        *lacking_data(recipe, cluster),
         *_disk(recipe, cluster.facts),
         *_shared_memory(recipe, cluster.facts),
         *_router(cluster.facts),
+        *_routers(cluster.routers),
     ]
 
 
@@ -71,15 +72,18 @@ def _runnable(recipe: Recipe) -> Iterator[Finding]:
         yield Finding("recipe", "missing", error.message, error.cure)
 
 
-def _room(plan: InferencePlacementPlan, nodes: Sequence[NodeRoom]) -> Iterator[Finding]:
-    total = plan.total_required_gpus
+def _room(
+    recipe: Recipe, plan: InferencePlacementPlan | None, nodes: Sequence[NodeRoom]
+) -> Iterator[Finding]:
+    total = recipe.cluster.gpus if plan is None else plan.total_required_gpus
     idle = [node.idle() for node in nodes]
     if never := shortage(total, idle):
         cure = "Add nodes, or lower cluster.gpus in the recipe."
         yield Finding("cluster", "missing", f"{total} GPUs are needed: {never}", cure)
         return
-    if refused := unfit_shape(plan, idle):
-        for violation in refused.violations:
+    shape = None if plan is None else unfit_shape(plan, idle)
+    if isinstance(shape, PlacementError):
+        for violation in shape.violations:
             text = f"{violation.field}: {violation.rule}"
             yield Finding("cluster", "missing", text, violation.cure)
         return
@@ -90,9 +94,20 @@ def _room(plan: InferencePlacementPlan, nodes: Sequence[NodeRoom]) -> Iterator[F
     free = sum(node.free_bundles for node in nodes)
     text = f"{total} GPUs are needed, {free} are free on {len(nodes)} nodes"
     yield Finding("cluster", "ok", text)
-    if refused := unfit_shape(plan, nodes):
-        text = f"what is free now is in pieces; {refused.violations[0]}"
-        yield Finding("cluster", "note", text, "Ray may still find a legal layout.")
+    if isinstance(shape, Undecided):
+        yield _undecided(shape, "these nodes")
+    elif plan is not None and (now := unfit_shape(plan, nodes)):
+        if isinstance(now, Undecided):
+            yield _undecided(now, "what is free now")
+            return
+        text = f"what is free now is in pieces; {now.violations[0]}"
+        cure = "Wait until whole nodes are free."
+        yield Finding("cluster", "note", text, cure)
+
+
+def _undecided(shape: Undecided, where: str) -> Finding:
+    text = f"whether engines fit {where} could not be decided in {shape.looks} looks."
+    return Finding("cluster", "note", text, "Binding will tell, before anything else begins.")
 
 
 def _device(recipe: Recipe, cluster: ClusterFacts) -> Iterator[Finding]:
@@ -113,36 +128,6 @@ def _silent(facts: Iterable[NodeFacts]) -> Iterator[Finding]:
             yield Finding(f"node {node.node_ip}", "missing", text, "Look at `ray status`.")
 
 
-def _held(cluster: ClusterFacts) -> Iterator[Finding]:
-    """Engines and processes on GPUs that Ray would hand out.
-
-    A run that has its placement group is at work there, and Ray counts its GPUs as taken.
-    """
-    rooms: Mapping[str, NodeRoom] = {node.node_id: node for node in cluster.nodes}
-    for node in cluster.facts:
-        where = f"node {node.node_ip}"
-        for orphan in node.orphans:
-            runs = any(name.startswith(f"relax-{orphan.run}.") for name in cluster.groups)
-            if runs:
-                yield Finding(where, "note", f"{orphan} is at work there.")
-                continue
-            cure = (
-                "No such run has GPUs in this cluster any more: end the processes on the node, or"
-                " stop that run where it belongs (`relax-infer stop RUN`)."
-            )
-            yield Finding(where, "missing", f"{orphan} is an orphan.", cure)
-        room = rooms[node.node_id]
-        reserved = room.gpus - room.free_gpus
-        devices = {process.gpu for process in node.processes}
-        listed = "; ".join(str(process) for process in node.processes)
-        if len(devices) > reserved:
-            text = f"{len(devices)} GPUs are in use and Ray has {reserved:g} reserved: {listed}."
-            cure = "End these processes, or take the GPUs out of Ray (CUDA_VISIBLE_DEVICES)."
-            yield Finding(where, "missing", text, cure)
-        elif devices:
-            yield Finding(where, "note", f"in use on reserved GPUs: {listed}.")
-
-
 def _ports(facts: Iterable[NodeFacts], asked: Wanted) -> Iterator[Finding]:
     told = [node for node in facts if node.silent is None]
     faulty = [node for node in told if node.port_fault is not None]
@@ -153,17 +138,6 @@ def _ports(facts: Iterable[NodeFacts], asked: Wanted) -> Iterator[Finding]:
         yield Finding("ports", "ok", f"{asked.ports} are free on every node")
 
 
-def _models(facts: Iterable[NodeFacts]) -> Iterator[Finding]:
-    lacking: dict[str, list[str]] = {}
-    for node in facts:
-        for folder, size in node.models.items():
-            if size is None:
-                lacking.setdefault(folder, []).append(node.node_ip)
-    for folder, nodes in lacking.items():
-        text = f"the folder {folder} is not on node {', '.join(dict.fromkeys(nodes))}."
-        yield Finding("model", "missing", text, "Put it where every node sees it.")
-
-
 def _disk(recipe: Recipe, facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     known = [node for node in facts if node.disk_free is not None]
     if not known:
@@ -171,11 +145,19 @@ def _disk(recipe: Recipe, facts: Sequence[NodeFacts]) -> Iterator[Finding]:
             text = "the store is on no disk of the nodes; its room was not looked at."
             yield Finding("disk", "note", text)
         return
-    weights = max((node.models.get(recipe.rollout.model) or 0 for node in known), default=0)
+    policy = recipe.rollout.model
+    weights = max((node.models.get(policy) or 0 for node in known), default=0)
     states = STATE_FACTOR * (recipe.train.keep_checkpoints + 1)
     needed = _STAGING + weights * (states + 2)
     least = min(known, key=lambda node: node.disk_free or 0)
     free = least.disk_free or 0
+    if not weights and any(policy in node.models for node in known):
+        text = (
+            f"{free / _GIB:.1f} GiB free on node {least.node_ip}; how much checkpoints need cannot"
+            " be told: the weights of rollout.model are on no node."
+        )
+        yield Finding("disk", "note", text)
+        return
     about = f"{free / _GIB:.1f} GiB free on node {least.node_ip}, about {needed / _GIB:.1f} needed"
     if free >= needed:
         yield Finding("disk", "ok", about)
@@ -203,12 +185,37 @@ def _shared_memory(recipe: Recipe, facts: Iterable[NodeFacts]) -> Iterator[Findi
 
 
 def _router(facts: Iterable[NodeFacts]) -> Iterator[Finding]:
+    """Each run begins a router of its own, on the node of a worker: there is none to be reached
+    before, and what can be known is whether it starts."""
     told = [node for node in facts if node.silent is None]
     for node in told:
         if node.router is None:
             text = "sglang-router is not installed for its Python."
-            cure = "Install lock/requirements.lock on every node."
-            yield Finding(f"node {node.node_ip}", "missing", text, cure)
-    versions = dict.fromkeys(node.router for node in told if node.router is not None)
+        elif node.router_fault is not None:
+            text = f"sglang-router {node.router} does not start: {node.router_fault}."
+        else:
+            continue
+        cure = "Install lock/requirements.lock on every node."
+        yield Finding(f"node {node.node_ip}", "missing", text, cure)
+    able = (node.router for node in told if node.router_fault is None)
+    versions = dict.fromkeys(version for version in able if version is not None)
     if versions:
-        yield Finding("router", "ok", f"sglang-router {', '.join(versions)} can be started")
+        text = f"is begun with each run; sglang-router {', '.join(versions)} can be started"
+        yield Finding("router", "ok", text)
+
+
+def _routers(routers: Iterable[RouterFacts]) -> Iterator[Finding]:
+    """Of the runs that are there. One that does not answer stands in the way of its own run."""
+    for router in routers:
+        named = f"that of run {router.run}"
+        if router.fault is None:
+            yield Finding("router", "ok", f"{named} answers at {router.url}")
+            continue
+        recorded = f" (process {router.pid})" if router.pid is not None else ""
+        yield Finding(
+            "router",
+            "note",
+            f"{named}{recorded} is recorded and not reachable: {router.fault}.",
+            "Its run starts it again by itself once it asks for it; if it does not,"
+            f" `relax-infer logs {router.run}` and `ray status` say why.",
+        )

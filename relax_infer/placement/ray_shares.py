@@ -4,21 +4,17 @@ Ray waits for ever for a reservation that does not fit instead of failing, and a
 over all phases. So every sum is checked beforehand.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_infer.config.placed import Scalar
+from relax_infer.contracts.fractions import STEPS, ray_steps
 from relax_infer.placement.placed import POOL, Violation
 
-ALLOWANCE = 1e-9
-"""Rounding that a sum of shares is forgiven."""
 PREFERRED = 0.2
 """Share of an engine that asks for ``auto`` where there is room."""
 TRAINING = 0.4
 """Share of a training rank that leaves room for engines."""
-_STEPS = 10_000
-"""Ray counts GPUs in steps of 1e-4."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +36,17 @@ def computed_shares(claims: Iterable[Claim], pools: Mapping[str, int]) -> dict[s
     On the bundle with the least room, n such claims get (1 - other claims) / n each, rounded down
     to what Ray can count. With nothing left it is 0.
     """
-    fixed = {pool: [0.0] * size for pool, size in pools.items()}
+    fixed = {pool: [0] * size for pool, size in pools.items()}
     asked = {pool: [0] * size for pool, size in pools.items()}
     for claim in claims:
         for bundle in _within(claim, pools):
             if claim.share is None:
                 asked[claim.pool][bundle] += 1
             else:
-                fixed[claim.pool][bundle] += claim.share
+                fixed[claim.pool][bundle] += ray_steps(claim.share)
     return {
         pool: min(
-            (_part(1 - fixed[pool][b], n) for b, n in enumerate(counts) if n),
+            (_part(ray_steps(1) - fixed[pool][b], n) for b, n in enumerate(counts) if n),
             default=PREFERRED,
         )
         for pool, counts in asked.items()
@@ -71,7 +67,7 @@ def share_violations(claims: Sequence[Claim], pools: Mapping[str, int]) -> list[
             alike.setdefault(numbers, []).append(bundle)
         for numbers, where in alike.items():
             listed = [(claims[n], _share(claims[n], shares)) for n in numbers]
-            if sum(share for _, share in listed) > 1 + ALLOWANCE:
+            if sum(ray_steps(share) for _, share in listed) > ray_steps(1):
                 found.append(_violation(pool, where, listed))
     return found
 
@@ -85,13 +81,13 @@ def _within(claim: Claim, pools: Mapping[str, int]) -> range:
     return range(bundles.start, min(bundles.stop, pools[claim.pool]), bundles.step)
 
 
-def _part(left: float, among: int) -> float:
-    part = min(PREFERRED, max(0.0, left) / among)
-    return math.floor(part * _STEPS + ALLOWANCE * _STEPS) / _STEPS
+def _part(left: int, among: int) -> float:
+    """Of so many steps."""
+    return min(ray_steps(PREFERRED), max(0, left) // among) / STEPS
 
 
 def _violation(pool: str, where: list[int], listed: list[tuple[Claim, float]]) -> Violation:
-    total = sum(share for _, share in listed)
+    total = sum(ray_steps(share) for _, share in listed) / STEPS
     parts = " ".join(f"{claim.who}={share:g}" for claim, share in listed)
     more = f" and {len(where) - 1} more" if len(where) > 1 else ""
     of_pool = "" if pool == POOL else f" of pool {pool}"
@@ -110,6 +106,6 @@ def _settings(claims: list[Claim]) -> tuple[tuple[str, Scalar], ...]:
     training = [c for c in claims if not c.field.endswith("engine.ray_gpu_fraction")]
     engines = [c for c in claims if c.field.endswith("engine.ray_gpu_fraction")]
     settings: list[tuple[str, Scalar]] = [(c.field, "auto") for c in engines]
-    if sum(c.share or 0.0 for c in training) > 1 + ALLOWANCE:
+    if sum(ray_steps(c.share or 0.0) for c in training) > ray_steps(1):
         settings += [(c.field, TRAINING) for c in training]
     return tuple(dict(settings).items())

@@ -12,6 +12,24 @@ def group_table() -> dict[str, Any]:
     return placement_group_table()
 
 
+def is_detached(identity: str) -> bool | None:
+    """Whether the group outlives the job that made it; None: Ray does not tell. Its table of groups
+    leaves it out."""
+    import ray
+    from ray._private.state import state
+    from ray.core.generated import gcs_pb2
+
+    connect: Any = getattr(state, "_connect_and_get_accessor", None)
+    if connect is None:
+        return None
+    group = ray.PlacementGroupID(bytes.fromhex(identity))
+    told = connect().get_placement_group_info(group)
+    if told is None:
+        return None
+    messages: Any = gcs_pb2
+    return messages.PlacementGroupTableData.FromString(told).is_detached
+
+
 def living_nodes() -> list[NodeRoom]:
     """With what is free on each, and who has bundles there."""
     import ray

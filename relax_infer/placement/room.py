@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.placement.placed import InferencePlacementPlan, PlacementError
+from relax_infer.placement.shapes import LOOKS, can_spread, cuts_of, find_spread, in_need
 from relax_infer.placement.topology import validate_bound_plan
 
 NEEDS: Mapping[str, float] = {"GPU": 1, "CPU": 1}
@@ -63,6 +65,45 @@ def shortage(bundles: int, nodes: Sequence[NodeRoom]) -> str | None:
     return f"{which} {bundles} (1 GPU and 1 CPU each) {finds} no room: {where}."
 
 
+def shortage_of(
+    pools: Iterable[Sequence[Mapping[str, float]]],
+    nodes: Sequence[NodeRoom],
+    *,
+    on_one_node: bool = False,
+) -> str | None:
+    """The same for pools of bundles, of which some may ask for their node (``node:<address>``).
+
+    Args:
+        on_one_node: each pool needs a node that has room for all of it.
+    """
+    pools = list(pools)
+    if lacking := shortage(sum(len(bundles) for bundles in pools), nodes):
+        return lacking
+    for bundles in pools if on_one_node else ():
+        if all(node.free_bundles < len(bundles) for node in nodes):
+            useful = sorted(
+                (n for n in nodes if n.gpus), key=lambda n: (-n.free_bundles, n.node_id)
+            )
+            told = [_lack(node) for node in useful[:_NAMED]]
+            if len(useful) > _NAMED:
+                told.append(f"and {len(useful) - _NAMED} nodes more")
+            return f"no node has room for all {len(bundles)} bundles: {'; '.join(told)}."
+    asked = Counter(
+        kind.removeprefix("node:")
+        for bundles in pools
+        for bundle in bundles
+        for kind in bundle
+        if kind.startswith("node:")
+    )
+    for address, count in sorted(asked.items()):
+        here = [node for node in nodes if node.node_ip == address]
+        if not here:
+            return f"{count} bundles ask for node {address}, which the cluster does not have."
+        if lacking := shortage(count, here):
+            return f"{count} bundles ask for node {address}: {lacking}"
+    return None
+
+
 def best_rows(bundles: int, nodes: Iterable[NodeRoom], per_node: int | None) -> list[BundleBinding]:
     """Bundles on the free GPUs, the node with the most first, at most ``per_node`` on each.
 
@@ -80,31 +121,81 @@ def best_rows(bundles: int, nodes: Iterable[NodeRoom], per_node: int | None) -> 
     return rows
 
 
-def unfit_shape(plan: InferencePlacementPlan, nodes: Sequence[NodeRoom]) -> PlacementError | None:
+@dataclass(frozen=True)
+class Undecided:
+    """Neither a legal spread was found, nor that there is none."""
+
+    looks: int
+    """Half-made spreads that were looked at."""
+
+
+def unfit_shape(
+    plan: InferencePlacementPlan, nodes: Sequence[NodeRoom], looks: int = LOOKS
+) -> PlacementError | Undecided | None:
     """Why engines would not fit their nodes although there are GPUs enough; None: they would.
 
-    Looks at one pool after another on the nodes' free GPUs; where that fails nothing is proved, but
-    Ray, which does not know engines either, is not likely to find what this does not.
+    One pool after another on the nodes' free GPUs, in the plan's order and the neediest first, is
+    what Ray does about; where that does not fit, every other spread is looked at before it is said
+    that there is none.
     """
     refused: PlacementError | None = None
-    for per_node in (plan.gpus_per_node, None):
+    sizes = dict(plan.pool_sizes)
+    neediest_first = [(pool, sizes[pool]) for pool in in_need(plan)]
+    for pools, per_node in product((plan.pool_sizes, neediest_first), (plan.gpus_per_node, None)):
         try:
-            validate_bound_plan(plan, _spread(plan, nodes, per_node))
+            validate_bound_plan(plan, _spread(pools, nodes, per_node))
         except PlacementError as error:
             refused = refused or error
         else:
             return None
-    return refused
+    rooms = Counter(node.free_bundles for node in nodes)
+    match can_spread(cuts_of(plan), rooms, looks):
+        case True:
+            return None
+        case False:
+            return refused
+        case None:
+            return Undecided(looks)
+
+
+def node_of_each(
+    plan: InferencePlacementPlan, nodes: Sequence[NodeRoom], looks: int = LOOKS
+) -> dict[str, list[NodeRoom]] | None:
+    """A node for each bundle of each pool, so that every engine fits what is free; None: there is
+    no such spread, or none was found within ``looks``."""
+    pools = cuts_of(plan)
+    found = find_spread(pools, Counter(node.free_bundles for node in nodes), looks)
+    if found is None or found is False:
+        return None
+    left = {node.node_id: node.free_bundles for node in nodes}
+    known = {node.node_id: node for node in nodes}
+    chosen: dict[str, list[NodeRoom]] = {pool: [] for pool, _ in plan.pool_sizes}
+
+    def put(pool: str, node: str, count: int) -> None:
+        left[node] -= count
+        chosen[pool] += [known[node]] * count
+
+    for (pool, _), takes in zip(plan.pool_sizes, found, strict=True):
+        mine: set[str] = set()
+        for room, count in takes:
+            node = next(n for n, free in left.items() if free == room and n not in mine)
+            mine.add(node)
+            put(pool, node, count)
+    for pool, size in plan.pool_sizes:
+        while lacking := size - len(chosen[pool]):
+            node = max(left, key=lambda n: left[n])
+            put(pool, node, min(lacking, left[node]))
+    return chosen
 
 
 def _spread(
-    plan: InferencePlacementPlan, nodes: Sequence[NodeRoom], per_node: int | None
+    sizes: Iterable[tuple[str, int]], nodes: Sequence[NodeRoom], per_node: int | None
 ) -> dict[str, list[BundleBinding]]:
     """Every pool on what the earlier ones leave."""
     left = {node.node_id: node for node in nodes}
     used = dict.fromkeys(left, 0)
     pools: dict[str, list[BundleBinding]] = {}
-    for pool, size in plan.pool_sizes:
+    for pool, size in sizes:
         rows = best_rows(size, left.values(), per_node)
         taken = Counter(row.node_id for row in rows)
         pools[pool] = [r.model_copy(update={"gpu_id": r.gpu_id + used[r.node_id]}) for r in rows]

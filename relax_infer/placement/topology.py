@@ -14,9 +14,15 @@ from relax_infer.placement.placed import (
 Row = TypeVar("Row", Mapping[str, Any], BundleBinding)
 Device = tuple[str, int]
 """Node id and the node's own number of the GPU."""
+Identity = str | Device
+"""Names of a GPU: its device, and where the driver tells it the UUID, since Ray may have a host
+under two node ids."""
 
 SUBJECT = "the GPUs that Ray gave do not fit the plan"
 _NUMBERS = "Start Ray with a CUDA_VISIBLE_DEVICES of numbers (no UUIDs, no MIG parts)."
+_AGAIN = (
+    "Look at `ray status`, whether it has a host under two node ids; `ray stop` there, bind again."
+)
 _WHOLE = "Free whole nodes of the cluster, or lower gpus_per_replica to what its nodes have."
 
 
@@ -30,7 +36,7 @@ def validate_bound_placement(
     Args:
         placement: the plan's, or its serialised form.
         topology: one row per bundle: a :class:`BundleBinding`, or a mapping with ``bundle_index``,
-            ``node_id``, ``node_ip`` and ``gpu_id``.
+            ``node_id``, ``node_ip``, ``gpu_id`` and, where it is known, ``gpu_uuid``.
         bundle_indices: the pool's order; None: the order of ``topology``. It counts as it is
             handed in, whatever the numbers are.
 
@@ -110,7 +116,7 @@ def _order_faults(order: Sequence[int], rows: Mapping[int, Any]) -> list[Violati
 def _devices(rows: Mapping[int, Row]) -> tuple[dict[int, Device], list[Violation]]:
     """By bundle; a GPU that two bundles have is the first one's."""
     devices: dict[int, Device] = {}
-    holders: dict[Device, int] = {}
+    holders: dict[Identity, int] = {}
     faults: list[Violation] = []
     for index, row in rows.items():
         node, gpu = _field(row, "node_id"), _field(row, "gpu_id")
@@ -119,12 +125,11 @@ def _devices(rows: Mapping[int, Row]) -> tuple[dict[int, Device], list[Violation
             faults.append(Violation(field, "it has no node identity.", "Look at `ray status`."))
         elif isinstance(gpu, bool) or not str(gpu).isdecimal():
             faults.append(Violation(field, f"gpu id {gpu!r} is not a number.", _NUMBERS))
-        elif (node, int(gpu)) in holders:
-            first = holders[node, int(gpu)]
-            rule = f"it and bundle {first} are the same physical GPU {int(gpu)} of node {node}."
-            faults.append(Violation(field, rule, "Look at `ray status`; bind again."))
+        elif same := _known(holders, row, (node, int(gpu))):
+            rule = f"it and bundle {holders[same]} are the same physical {_named(same)}."
+            faults.append(Violation(field, rule, _AGAIN))
         else:
-            holders[node, int(gpu)] = index
+            holders.update(dict.fromkeys(_names(row, (node, int(gpu))), index))
             devices[index] = (node, int(gpu))
     return devices, faults
 
@@ -155,18 +160,37 @@ def _replica_faults(
 
 def _shared(pools: Mapping[str, Sequence[BundleBinding]]) -> list[Violation]:
     """Devices that two pools have."""
-    holders: dict[Device, str] = {}
+    holders: dict[Identity, str] = {}
     faults: list[Violation] = []
     for pool, rows in pools.items():
         for row in rows:
-            first = holders.setdefault((row.node_id, row.gpu_id), pool)
-            if first != pool:
-                gpu = f"GPU {row.gpu_id} of node {row.node_id}"
+            device = (row.node_id, row.gpu_id)
+            same = _known(holders, row, device)
+            if same is None:
+                holders.update(dict.fromkeys(_names(row, device), pool))
+            elif (first := holders[same]) != pool:
                 rule = (
-                    f"its bundle {row.bundle} and one of pool {first} are the same physical {gpu}."
+                    f"its bundle {row.bundle} and one of pool {first} are the same physical"
+                    f" {_named(same)}."
                 )
-                faults.append(Violation(f"pool {pool}", rule, "Look at `ray status`; bind again."))
+                faults.append(Violation(f"pool {pool}", rule, _AGAIN))
     return faults
+
+
+def _known(
+    holders: Mapping[Identity, Any], row: Mapping[str, Any] | BundleBinding, device: Device
+) -> Identity | None:
+    """The name under which the row's GPU has a holder."""
+    return next((name for name in reversed(_names(row, device)) if name in holders), None)
+
+
+def _names(row: Mapping[str, Any] | BundleBinding, device: Device) -> list[Identity]:
+    uuid = _field(row, "gpu_uuid")
+    return [uuid, device] if isinstance(uuid, str) and uuid else [device]
+
+
+def _named(same: Identity) -> str:
+    return f"GPU {same}" if isinstance(same, str) else f"GPU {same[1]} of node {same[0]}"
 
 
 def _exceeds(who: str, stop: int, bundles: int) -> Violation:

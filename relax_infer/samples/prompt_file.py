@@ -16,6 +16,8 @@ from relax_infer.config.data import Data
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.samples.policy_text import Messages
 
+_LINES = (".jsonl", ".json", ".ndjson")
+_ENDINGS = (*_LINES, ".parquet")
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -55,6 +57,18 @@ def file_sha256(path: str) -> str:
         PermanentError: it cannot be read.
     """
     return hashlib.sha256(_bytes(path)).hexdigest()
+
+
+def file_fault(path: str) -> str | None:
+    """Why nothing can be read from the file, None if it can; of its content one byte is read."""
+    if not path.endswith(_ENDINGS):
+        return f"{path} is neither .jsonl nor .parquet"
+    try:
+        filesystem, place = url_to_fs(path)
+        filesystem.cat_file(place, start=0, end=1)
+    except Exception as error:  # file systems have kinds of their own, such as missing credentials
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
 
 
 def read_prompt_file(data: Data, teachers: Collection[str] = ()) -> PromptFile:
@@ -114,7 +128,7 @@ def _rows(path: str, content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from ((f"{path} row {number}", row) for number, row in enumerate(rows))
         return
-    if not path.endswith((".jsonl", ".json", ".ndjson")):
+    if not path.endswith(_LINES):
         raise PermanentError(
             f"data.path: {path} is neither .jsonl nor .parquet.",
             cure="Write one JSON object per line into a .jsonl file, or a .parquet file.",

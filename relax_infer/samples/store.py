@@ -68,7 +68,9 @@ class StagingStore:
         there = hashlib.sha256(self._filesystem.cat_file(f"{self._root}/{name}")).hexdigest()
         if there != digest:
             raise PermanentError(
-                f"{self.url(name)} exists with other content: staged files are never changed"
+                f"{self.url(name)} exists with other content: staged files are never changed.",
+                cure="Does another run of this id write there, or did somebody edit it? Begin a new"
+                " run under an id of its own; with begin_from it goes on from a checkpoint.",
             )
 
     def write_json(self, name: str, value: Any, *, replace: bool = False) -> StagedRef:

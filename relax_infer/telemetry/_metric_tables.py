@@ -50,7 +50,7 @@ gauge | relax_gateway_model_ready | role model | 1 | 1: could be called now.
 """,
     "guard": """
 counter | relax_guard_admitted_total | run role replica | requests | Requests that were handed to the engine.
-counter | relax_guard_refused_total | run role replica reason | requests | Requests that never reached it; closed: its gate was.
+counter | relax_guard_refused_total | run role replica reason | requests | Requests that never reached it. closed: its gate was; body: too large, or not to be read.
 counter | relax_guard_ended_total | run role replica reason | requests | Admitted ones that ended: answered, disconnected, cancelled, failed.
 gauge | relax_guard_requests_in_flight | run role replica | requests | Between gate and answer.
 gauge | relax_guard_open | run role replica | 1 | 1: the gate admits requests.

@@ -32,7 +32,9 @@ PARTS: dict[Part, tuple[str, str]] = {
     "guard": (
         "Guard of an engine",
         "`GET /guard/metrics` on the public port of an engine, from the guard in front of SGLang,"
-        " also while the engine sleeps; always on. SGLang's own metrics are not among them.",
+        " also while the engine sleeps; always on. SGLang's own metrics are not among them. A"
+        " [guard](gateway.md#a-guard-before-an-engine-of-others) before an engine of others has"
+        " them, too; its run, role and replica are empty.",
     ),
     "sdk": (
         "Temporal SDK in a worker",

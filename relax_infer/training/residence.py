@@ -5,9 +5,7 @@ again, and is forgotten with the store. Who holds the GPU is kept on the GPU's o
 written before anything is loaded onto the device and cleared once the device is free.
 """
 
-import hashlib
 import os
-import tempfile
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,33 +16,24 @@ from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceRecord, FenceToken
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.engines.closed_grants import ClosedGrants
+from relax_infer.engines.holder import folder_of
+from relax_infer.engines.trainer_process import RESIDENCE, Residence, pid_namespace
 from relax_infer.training.hf_folder import sync_folder
 from relax_infer.training.ledger import run_folder
 
 _M = TypeVar("_M", bound=Message)
 
 
-class Residence(Message):
-    """The trainer process of this host that may hold the device."""
-
-    pid: int
-    started: float
-    """Unix seconds at which that process was created; tells it from a later one with its pid."""
-    pid_namespace: str
-    resident_under: FenceToken | None = None
-    """Token under which it loaded the device; None: it let go since."""
-
-
 class TrainerFiles:
     """The two files of one rank of one run."""
 
     def __init__(self, spec: TrainerSpec, rank: int) -> None:
-        # Two stacks on one host may run a run of the same name; their stores differ.
-        key = hashlib.sha256(f"{spec.run.store}\0{spec.run.run}".encode()).hexdigest()[:10]
-        here = Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
-        self._residence = here / f"{spec.actor_name(rank)}.residence.json"
+        here = folder_of(spec.run.store, spec.run.run)
+        self._residence = here / f"{spec.actor_name(rank)}{RESIDENCE}"
+        self._run, self._holder = spec.run.run, f"trainer/rank-{rank}"
+        self._devices = (spec.bundles[rank].device,) if spec.bundles else ()
         self._fence = run_folder(spec.run) / "trainer" / f"rank-{rank}.fence.json"
-        self.closed = ClosedGrants(spec.run.store, spec.run.run, f"trainer/rank-{rank}")
+        self.closed = ClosedGrants(spec.run.store, spec.run.run, self._holder)
 
     def fence_memory(self) -> FenceMemory:
         record = _read(self._fence, FenceRecord)
@@ -62,8 +51,11 @@ class TrainerFiles:
         mine = Residence(
             pid=os.getpid(),
             started=psutil.Process().create_time(),
-            pid_namespace=_pid_namespace(),
+            pid_namespace=pid_namespace(),
             resident_under=resident_under,
+            run=self._run,
+            holder=self._holder,
+            devices=self._devices,
         )
         _write(self._residence, mine)
 
@@ -93,12 +85,12 @@ def check_gone(residence: Residence) -> None:
     Raises:
         UnconfirmedError: it lives, or this process could not see it if it did.
     """
-    if residence.pid_namespace != _pid_namespace():
+    if not residence.seen_from_here:
         raise UnconfirmedError(
             f"An earlier trainer ran as process {residence.pid} in another pid namespace.",
             cure="Whether it still holds its GPU has to be looked at there.",
         )
-    if _lives(residence):
+    if residence.lives:
         raise UnconfirmedError(
             f"An earlier trainer process, {residence.pid}, is still alive and may hold the GPU.",
             cure="Ray believes it dead; end it, then ask again.",
@@ -111,24 +103,8 @@ def check_not_seen(residence: Residence) -> None:
     Raises:
         PermanentError: it can be looked at, and the process that wrote ``residence`` lives.
     """
-    if residence.pid_namespace == _pid_namespace() and _lives(residence):
+    if residence.seen_from_here and residence.lives:
         raise PermanentError(
             f"An earlier trainer process, {residence.pid}, is alive on this host.",
             cure="End it, then say so again.",
         )
-
-
-def _lives(residence: Residence) -> bool:
-    """As another process of this pid namespace."""
-    if residence.pid == os.getpid():
-        return False
-    try:
-        process = psutil.Process(residence.pid)
-        same = process.create_time() == residence.started
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _pid_namespace() -> str:
-    return Path("/proc/self/ns/pid").readlink().name

@@ -23,6 +23,7 @@ from relax_infer.contracts.training import (
     TrainResult,
 )
 from relax_infer.contracts.weights import Seat, SeatAsk
+from relax_infer.engines.orphans import need_nobody_beside
 from relax_infer.engines.place import check_place
 from relax_infer.telemetry import about, configure_actor
 from relax_infer.telemetry.traces import span
@@ -35,10 +36,6 @@ from relax_infer.transfer.rows import PublishedRows, rows_digest
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-SLEEPING_CONTEXTS = 4 * 2048 * (1 << 20)
-"""Bytes that may stay in use on the device: the driver tells of the whole device, on which each of
-the four lease roles may have a sleeping context."""
 
 
 class TrainerActor:
@@ -54,6 +51,8 @@ class TrainerActor:
         name = spec.actor_name(rank)
         configure_actor(name, spec.run.run, role="trainer", replica=rank)
         self._files = TrainerFiles(spec, rank)
+        self._run = spec.run
+        self._residual = spec.residual_memory
         self._earlier = self._files.residence()
         self._fence = self._files.fence_memory()
         self._policy = PolicyTrainer(spec, rank)
@@ -103,7 +102,8 @@ class TrainerActor:
 
         Raises:
             StaleFence: a later or a rival token was seen; nothing was done.
-            UnconfirmedError: an earlier trainer process may still hold the device.
+            UnconfirmedError: an earlier trainer process, or an engine or a trainer of another run,
+                may still hold the device.
             PermanentError: model or checkpoint cannot be trained.
         """
         self._join(meeting)
@@ -283,6 +283,9 @@ class TrainerActor:
     async def _admit_load(self, token: FenceToken) -> None:
         await asyncio.to_thread(self._files.closed.check, token)
         self._admit(token, loads=True)
+        if self._bound is not None and not self._policy.holds:
+            mine = (self._bound,)
+            await asyncio.to_thread(need_nobody_beside, self._run, self._holder, mine)
 
     async def _make_resident(self, token: FenceToken) -> None:
         """What was loaded before a failure is taken off the device again."""
@@ -326,7 +329,7 @@ class TrainerActor:
             at=time.time(),
             memory_before=before,
             memory_after=after,
-            residual_allowed=None if after is None else SLEEPING_CONTEXTS,
+            residual_allowed=None if after is None else self._residual,
         )
 
     def _make_group(self, ask: SeatAsk, world: int) -> Group:

@@ -65,7 +65,7 @@ async def test_co_resident_layouts_fail_before_start(
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"max_staleness": 1}, "max_staleness is 1 in mode defer"),
+        ({"max_staleness": 1}, "max_staleness: 1 in mode defer"),
         ({"debug": "train_only"}, "debug: is not used by runs"),
         ({"debug": "rollout_only"}, "debug: is not used by runs"),
         ({"rollout.server_groups": [{"worker_type": "regular"}]}, "rollout.server_groups"),

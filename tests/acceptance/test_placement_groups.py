@@ -1,5 +1,6 @@
 """Placement groups whose cleanup fails, or that are somebody else's."""
 
+import asyncio
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -136,9 +137,9 @@ async def test_placement_group_ownership_and_rollback(
     group: Any = SimpleNamespace(id=SimpleNamespace(hex=lambda: GROUP_ID), bundle_count=2)
     removed: list[str] = []
 
-    async def make_or_find(run: str, sizes: Any, made: list[Any], _: Any) -> dict[str, Any]:
+    async def make_or_find(run: str, sizes: Any, made: list[Any], *_: Any) -> dict[str, Any]:
         if not there_before:
-            made.append(group)
+            made.append(asyncio.ensure_future(asyncio.sleep(0, group)))
         return {"pool": group}
 
     async def never_placed(*_: Any) -> None:

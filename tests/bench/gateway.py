@@ -2,10 +2,11 @@
 
 The same requests go directly to an upstream that answers at once, through an sglang-router, and
 through the gateway, one after the other, again and again, in one run: so what else the machine does
-meets all three alike. Printed are medians over the rounds, and medians of each way's share of the
-router's requests per second and processor time in the same round. On a machine with other work,
-the time that a way waited for a processor is counted against it, more so for one thread than for
-the router's many; its processor time is not.
+meets all alike. Two further ways are an ASGI app that answers at once and the same app behind an
+engine's fence: what is between them is what admission costs in the engine. Printed are medians over
+the rounds, and medians of each way's share of the router's requests per second and processor time
+in the same round. On a machine with other work, the time that a way waited for a processor is
+counted against it, more so for one thread than for the router's many; its processor time is not.
 Upstream and load are a small C program (``wire.c``), compiled here, since one in Python would be
 what is measured.
 """
@@ -30,9 +31,13 @@ from relax_infer.engines.router import router_command
 from tests.gateway.fakes import free_port, registry
 
 HERE = Path(__file__).parent
-CASES = (("small", 1), ("small", 32), ("small", 128), ("64 KB", 32))
+CASES = (
+    *(("small", 1), ("small", 32), ("small", 128)),
+    *(("64 KB", 1), ("64 KB", 32), ("64 KB", 128)),
+)
+WAYS = ("direct", "sglang-router", "gateway", "app", "fenced app")
 AIMS = {("small", 1): 1.0, ("small", 32): 1.0, ("small", 128): 0.5, ("64 KB", 32): 4.0}
-"""Of the router's requests per second."""
+"""Of the router's requests per second; cases without one are measured only."""
 ADDED = 0.15
 """Milliseconds that a lone request may take longer, at the median."""
 
@@ -106,11 +111,12 @@ def _answers(port: int, path: str) -> bool:
 
 @contextmanager
 def targets(folder: Path, wire: Path) -> Iterator[list[Target]]:
-    """The three ways to one upstream."""
-    upstream, router, metrics, gateway = (free_port() for _ in range(4))
+    """Three ways to one upstream, and two engines that answer themselves."""
+    upstream, router, metrics, gateway, plain, fenced = (free_port() for _ in range(6))
     log = folder / "log"
     file = folder / "registry.json"
     file.write_text(json.dumps({"teacher": registry("teacher", f"http://127.0.0.1:{upstream}")}))
+    engine = (sys.executable, "-m", "tests.bench.fenced")
     own = "from relax_infer.cli import main; main()"
     with ExitStack() as stack:
 
@@ -137,6 +143,10 @@ def targets(folder: Path, wire: Path) -> Iterator[list[Target]]:
                 ],
                 gateway,
                 "/teacher/generate",
+            ),
+            *(
+                up(name, [*engine, str(port), *more], port, "/generate")
+                for name, port, more in (("app", plain, ()), ("fenced app", fenced, ("fence",)))
             ),
         ]
 
@@ -168,9 +178,8 @@ def main(rounds: int = 5, seconds: float = 3.0) -> int:
         wire = folder / "wire"
         subprocess.run(["cc", "-O2", "-o", wire, HERE / "wire.c"], check=True)
         files = bodies(folder)
-        names = ("direct", "sglang-router", "gateway")
         found: dict[tuple[str, int], dict[str, list[Measured]]]
-        found = {case: {name: [] for name in names} for case in CASES}
+        found = {case: {name: [] for name in WAYS} for case in CASES}
         with targets(folder, wire) as ways:
             for turn in range(rounds):
                 for case in CASES:
@@ -189,12 +198,16 @@ def main(rounds: int = 5, seconds: float = 3.0) -> int:
             pairs = list(zip(measured, router, strict=True))
             rate = statistics.median(one.rate / other.rate for one, other in pairs)
             cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
-            own = way == "gateway"
-            missed += own and rate < AIMS[case]
+            aim = AIMS.get(case, 0.0) if way == "gateway" else 0.0
+            missed += rate < aim
             print(
                 f"| {case[0]}, {case[1]} | {way} | {m.rate:,.0f} | {m.p50:.3f} | {m.p99:.3f} |"
-                f" {m.cpu:.0f} | {rate:.2f} | {AIMS[case] if own else ''} | {cpu:.2f} |"
+                f" {m.cpu:.0f} | {rate:.2f} | {aim or ''} | {cpu:.2f} |"
             )
+        pairs = list(zip(rounds_of["fenced app"], rounds_of["app"], strict=True))
+        p50 = statistics.median(one.p50 - other.p50 for one, other in pairs)
+        cpu = statistics.median(one.cpu - other.cpu for one, other in pairs)
+        print(f"| {case[0]}, {case[1]} | the fence adds | | {p50:.3f} | | {cpu:.0f} | | | |")
         if case == ("small", 1):
             pairs = list(zip(rounds_of["gateway"], rounds_of["direct"], strict=True))
             added = statistics.median(one.p50 - other.p50 for one, other in pairs)

@@ -30,10 +30,10 @@ from relax_infer.contracts.scale import Members
 from relax_infer.discovery import InferenceRegistry
 from relax_infer.machines import GroupState, ReplicaState
 from tests.bench.discovery import microseconds
-from tests.workflows.conftest import FAST
 from tests.workflows.scaled_role import ScaledRole, scaled_role
 from tests.workflows.scripted_world import ScriptedWorld, plan
 from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workers._temporal import DYNAMIC
 from workflows import WORKFLOWS
 from workflows._group_book import GroupBook
 from workflows._registry import models_of
@@ -61,7 +61,7 @@ async def working(
                 data_converter=pydantic_data_converter,
                 search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
                 dev_server_database_filename=f"{folder}/temporal.db",
-                dev_server_extra_args=list(FAST),
+                dev_server_extra_args=list(DYNAMIC),
             )
         )
         for queue in QUEUES:

@@ -60,6 +60,12 @@ class PretendedNode:
             time.sleep(0.1)
             if self._parent is not None:
                 self._parent.poll()
+        self.reap()
+
+    def reap(self) -> None:
+        """Once it was killed, or its stack is down."""
+        if self._parent is not None:
+            self._parent.wait(30)
 
     def _processes(self, engines: bool) -> list[int]:
         found: list[int] = []

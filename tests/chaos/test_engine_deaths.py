@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from temporalio.client import Client
+from temporalio.service import RPCError
 
 from relax_infer.machines import RunState, StepPhase
 from tests.chaos.harm import (
@@ -101,21 +102,30 @@ def whole(files: RunFiles, steps: int) -> None:
         assert record.result.batch.groups + record.result.batch.dropped_groups == 32
 
 
+ASLEEP = [
+    (phase, engine, part)
+    for part in ("scheduler", "server", "actor")
+    for phase, engine in (("generated", JUDGE.format(0)), ("judged", POLICY.format(1)))
+]
+"""A step has room for two: the judge sleeps while it generates, the policy while it is judged."""
+
+
 async def test_an_engine_hurt_asleep_is_launched_again_when_it_is_needed(
     stack: Stack, client: Client, ray: None
 ):
     """Nobody probes a sleeping engine; the next onload finds it, proves it gone and launches."""
     handle = await start(client, steps=3, overrides=OVERRIDES)
     files = RunFiles(stack.home, handle.id)
-    for step, part in enumerate(("scheduler", "server", "actor"), start=1):
-        await until(lambda s=step: under_way(files, s, "judged"), 400, f"step {step}'s judging")
-        wound = await kill(handle.id, POLICY.format(1), part, signal.SIGKILL)
-        await until(rebuilt(handle, POLICY.format(1), wound), 120, f"another engine after {part}")
+    for number, (phase, engine, part) in enumerate(ASLEEP):
+        step, role = 1 + number // 2, engine.partition(".")[0]
+        await until(lambda s=step, p=phase: under_way(files, s, p), 400, f"step {step} {phase}")
+        wound = await kill(handle.id, engine, part, signal.SIGKILL)
+        await until(rebuilt(handle, engine, wound), 120, f"another engine after {part}")
         nothing_is_left(wound)
         TABLE.append(
             Healing(
                 what=f"{wound.what}, asleep",
-                noticed=await onload_since(client, handle.id, wound.at),
+                noticed=await onload_since(client, handle.id, role, wound.at),
                 recovered=time.time() - wound.at,
                 lease=await lease_since(client, handle.id, wound.at),
                 step="goes on; the next onload launches it anew",
@@ -127,10 +137,10 @@ async def test_an_engine_hurt_asleep_is_launched_again_when_it_is_needed(
     nobody_answered_beside_another(files)
 
 
-async def onload_since(client: Client, run: str, at: float) -> float:
-    """Seconds from a moment to the rollout's next grant: nobody looks at who sleeps before."""
+async def onload_since(client: Client, run: str, role: str, at: float) -> float:
+    """Seconds from a moment to the role's next grant: nobody looks at who sleeps before."""
     changes = (await lease_status(client, run)).transitions
-    granted = (t.at for t in changes if t.role == "rollout" and t.at >= at)
+    granted = (t.at for t in changes if t.role == role and t.at >= at)
     return min(granted, default=at) - at
 
 
@@ -151,7 +161,6 @@ async def test_a_worker_killed_in_a_handover_blocks_nothing(
 ):
     """The engine's actor carries an operation out once, however often it is asked for."""
     handle = await start(client, steps=2, overrides=OVERRIDES)
-    files = RunFiles(stack.home, handle.id)
 
     async def there() -> bool:
         seen = await step_status(client, handle.id, 1)
@@ -161,18 +170,63 @@ async def test_a_worker_killed_in_a_handover_blocks_nothing(
         seen = await step_status(client, handle.id, 1)
         return seen is not None and seen.phase != doing
 
+    await worker_dies(stack, client, handle, doing, there, beyond)
+
+
+async def test_a_worker_killed_while_an_engine_is_launched_costs_no_second_launch(
+    stack: Stack, client: Client, ray: None
+):
+    """An onload that takes long: the judge's engine is stopped and started in every step."""
+    restarting = OVERRIDES | {"genrm.engine.offload": "restart"}
+    handle = await start(client, steps=2, overrides=restarting)
+    files = RunFiles(stack.home, handle.id)
+
+    async def judge_is(*states: str) -> bool:
+        try:
+            seen = await lease_status(client, handle.id)
+        except RPCError:
+            return False
+        held = seen.roles["genrm"]
+        return held.state in states and seen.batch is not None
+
+    async def there() -> bool:
+        return len(files.shards(1, "generated")) == 32 and await judge_is("ONLOADING")
+
+    await worker_dies(
+        *(stack, client, handle, "the judge's onload"),
+        there,
+        lambda: judge_is("ACTIVE", "DRAINING", "SLEEPING"),
+    )
+    launches = list(
+        (stack.home / "logs" / handle.id).glob(f"engine.{JUDGE.format(0)}.????????.log")
+    )
+    assert len(launches) == 3, "one as the run began, one in each step"
+
+
+async def worker_dies(
+    stack: Stack,
+    client: Client,
+    handle: Handle,
+    doing: str,
+    there: Callable[[], Awaitable[bool]],
+    beyond: Callable[[], Awaitable[bool]],
+) -> None:
+    """Killed once it is ``there``, started again at once; the run ends whole, unblocked."""
+    files = RunFiles(stack.home, handle.id)
     await until(there, 400, doing)
     at = time.time()
     stack.kill("worker", signal.SIGKILL)
     stack.start_worker()
     up = time.time() - at
     await until(beyond, 200, f"the end of {doing}")
+    changes = await lease_since(client, handle.id, at)
+    assert "BLOCKED" not in changes
     TABLE.append(
         Healing(
             what=f"worker SIGKILL in {doing}",
             noticed=up,
             recovered=time.time() - at,
-            lease=await lease_since(client, handle.id, at),
+            lease=changes,
             step="goes on where it was",
         )
     )

@@ -27,7 +27,7 @@ pytestmark = [
 async def test_a_dead_router_or_gateway_is_started_again_and_given_what_it_knew(
     stack: Stack, client: Client, ray: None
 ):
-    """At work: the phase asks again for what is missing. At rest: nobody notices."""
+    """pains 11. At work: the phase asks again for what is missing. At rest: nobody notices."""
     handle = await start(client, steps=2, overrides=OVERRIDES)
     run, files = handle.id, RunFiles(stack.home, handle.id)
     for part, phase in (("router", "generated"), ("gateway", "judged")):

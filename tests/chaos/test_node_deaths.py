@@ -28,7 +28,7 @@ from tests.chaos.harm import (
     nothing_is_left,
 )
 from tests.chaos.nodes import PretendedNode
-from tests.chaos.test_engine_deaths import OVERRIDES, under_way, whole
+from tests.chaos.test_engine_deaths import OVERRIDES, onload_since, under_way, whole
 from tests.e2e.conftest import fresh_stack
 from tests.e2e.looking import Handle, RunFiles, lease_status, start, status, until
 from workers.local import Stack
@@ -63,6 +63,8 @@ def two_nodes() -> Iterator[tuple[Stack, dict[str, PretendedNode]]]:
         for node in nodes.values():
             node.start()
         yield stack, nodes
+    for node in nodes.values():
+        node.reap()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -72,34 +74,58 @@ async def cluster(two_nodes: tuple[Stack, dict[str, PretendedNode]]) -> AsyncIte
     yield Cluster(stack, nodes, client)
 
 
-async def test_a_lost_follower_and_a_node_that_comes_back_cost_no_person_and_no_batch(
+async def test_a_lost_follower_and_nodes_that_come_back_cost_no_person_and_no_batch(
     cluster: Cluster,
 ):
-    """pains 5, 7: the judge is one engine over both nodes; a scheduler of its far half dies. Then
-    the far node is lost to Ray while the engine on it goes on."""
+    """pains 5, 7: the judge is one engine over both nodes; a scheduler of its far half dies, at
+    work and at rest. Then the far node is lost to Ray while the engine on it goes on, and dies with
+    everything on it."""
     client = cluster.client
     overrides = ON_TWO_NODES | {"genrm.engine.gpus_per_replica": 2}
-    handle = await start(client, steps=3, overrides=overrides)
+    handle = await start(client, steps=4, overrides=overrides)
     run, files = handle.id, RunFiles(cluster.stack.home, handle.id)
 
     await until(lambda: under_way(files, 1, "judged"), 500, "step 1's judging")
-    wound = await kill_follower(run)
+    wound = await kill_follower(run, "at work")
     TABLE.append(await healed(client, f"{run}.{JUDGE}.recovery-1", wound))
 
     await until(lambda: under_way(files, 2, "generated"), 500, "step 2's generation")
-    far = await cluster.node_of(run, FAR)
-    lost = await describe(run, FAR)
-    far.kill(engines=False)
-    wound = Wound(
-        "node lost to Ray, its engine lives", str(lost.incarnation), lost.pids, time.time()
+    wound = await kill_follower(run, "asleep")
+    await until(lambda: is_anew(run, JUDGE, wound), 400, "the judge to be rebuilt")
+    nothing_is_left(wound)
+    TABLE.append(
+        Healing(
+            what=wound.what,
+            noticed=await onload_since(client, run, "genrm", wound.at),
+            recovered=time.time() - wound.at,
+            lease=await lease_since(client, run, wound.at),
+            step="goes on; the next onload launches both halves anew",
+        )
     )
+
+    await until(lambda: under_way(files, 3, "generated"), 500, "step 3's generation")
+    await node_goes_and_comes(cluster, run, engines=False)
+    await until(lambda: under_way(files, 4, "generated"), 500, "step 4's generation")
+    await node_goes_and_comes(cluster, run, engines=True)
+    await until(lambda: over(handle), 500, "the end of the run")
+    whole(files, 4)
+    nobody_answered_beside_another(files)
+
+
+async def node_goes_and_comes(cluster: Cluster, run: str, *, engines: bool) -> None:
+    """It is lost until the lease waits for a proof; nobody has to say anything."""
+    client, far = cluster.client, await cluster.node_of(run, FAR)
+    lost = await describe(run, FAR)
+    far.kill(engines=engines)
+    what = "node dead with its engine" if engines else "node lost to Ray, its engine lives"
+    wound = Wound(what, str(lost.incarnation), lost.pids, time.time())
     await until(lambda: rollout_is(client, run, "BLOCKED"), 240, "the lease to be BLOCKED")
     blocked = time.time()
     living = [pid for pid in wound.pids if host_processes.process(pid) is not None]
-    assert living, "the engine was to outlive its node"
+    assert bool(living) != engines, "its engine was to share its fate"
     far.start()
     back = time.time()
-    await until(lambda: answers_anew(run, wound), 400, "the engine to be rebuilt")
+    await until(lambda: is_anew(run, FAR, wound), 400, "the engine to be rebuilt")
     nothing_is_left(wound)
     TABLE.append(
         Healing(
@@ -110,9 +136,6 @@ async def test_a_lost_follower_and_a_node_that_comes_back_cost_no_person_and_no_
             step="waits; goes on by itself once the node is back",
         )
     )
-    await until(lambda: over(handle), 500, "the end of the run")
-    whole(files, 3)
-    nobody_answered_beside_another(files)
 
 
 async def test_a_node_that_never_comes_back_is_left_out_on_a_person_s_word(cluster: Cluster):
@@ -150,7 +173,7 @@ async def test_a_node_that_never_comes_back_is_left_out_on_a_person_s_word(clust
     nobody_answered_beside_another(files)
 
 
-async def kill_follower(run: str) -> Wound:
+async def kill_follower(run: str, doing: str) -> Wound:
     """SIGKILL the scheduler of the judge's second node."""
     where: ReplicaDescription = await describe(run, JUDGE)
     assert where.incarnation is not None
@@ -163,7 +186,7 @@ async def kill_follower(run: str) -> Wound:
     else:
         raise AssertionError(f"{where.engine_id} has no scheduler on its second node")
     return Wound(
-        f"{JUDGE} follower's scheduler SIGKILL, at work", where.incarnation, pids, time.time()
+        f"{JUDGE} follower's scheduler SIGKILL, {doing}", where.incarnation, pids, time.time()
     )
 
 
@@ -171,9 +194,9 @@ async def rollout_is(client: Client, run: str, state: str) -> bool:
     return (await lease_status(client, run)).roles["rollout"].state == state
 
 
-async def answers_anew(run: str, wound: Wound) -> bool:
+async def is_anew(run: str, engine: str, wound: Wound) -> bool:
     try:
-        now = await describe(run, FAR)
+        now = await describe(run, engine)
     except Exception:  # no actor yet, or one that just died
         return False
     return now.incarnation not in (None, wound.incarnation) and now.state == "READY"

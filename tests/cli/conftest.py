@@ -23,10 +23,10 @@ from typer.testing import CliRunner, Result
 
 from relax_infer.cli import app
 from relax_infer.contracts.policies import QUEUES
-from tests.workflows.conftest import FAST
 from tests.workflows.scripted_world import ScriptedWorld
 from workers._converter import data_converter
 from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workers._temporal import DYNAMIC
 from workflows import WORKFLOWS
 from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
 
@@ -87,7 +87,7 @@ def temporal() -> Iterator[Temporal]:
             dev_server_existing_path=TEMPORAL,
             data_converter=data_converter(),
             search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
-            dev_server_extra_args=list(FAST),
+            dev_server_extra_args=list(DYNAMIC),
         ),
         loop,
     ).result(60)

@@ -33,7 +33,12 @@ def no_stack_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "quickstart", "--set", "rewards=null"], "did you mean reward?"),
         (["plan", "quickstart", "--set", "reward=3"], "must be a mapping of fields to values"),
         (["run", "nope"], "recipe nope: no shipped recipe and no file of that name. Shipped: "),
-        (["samples", "run-1", "-1"], "-1 is below 0; steps are numbered from 0."),
+        (["run", "/"], "recipe /: no shipped recipe and a folder, not a file. Shipped: "),
+        (
+            ["run", "n" * 100_000],
+            f"{'n' * 200}…: no shipped recipe and no file of that name (File name too long).",
+        ),
+        (["samples", "run-1", "-1"], "-1 is below 0; steps and replicas are counted from 0."),
         (["step", "explain", "run-1", "-3"], "-3 is below 0"),
         (["status", "--watch"], "--watch is for one run."),
         (["steps", "list", "run-1"], "`relax-infer up`"),

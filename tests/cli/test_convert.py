@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import yaml
+from typer.testing import CliRunner
 
+from relax_infer.cli import app
 from relax_infer.config import load_recipe
 from tests.cli.conftest import Command
 
@@ -24,6 +26,15 @@ def test_a_script_becomes_a_recipe_that_tells_what_it_left_out(command: Command,
     assert (recipe.name, recipe.mode, recipe.data.answer_field) == ("mine", "split", "label")
 
 
+def test_a_script_may_come_by_a_pipe(command: Command):
+    flags = [flag.replace("{", "'{").replace("}", "}'") for flag in FLAGS]
+    shown = CliRunner().invoke(
+        app, ["config", "convert", "-"], f"python train.py {' '.join(flags)}"
+    )
+    assert shown.exit_code == 0, shown.output
+    assert load_recipe(yaml.safe_load(shown.stdout)).mode == "split"
+
+
 def test_flags_may_be_given_as_they_are(command: Command):
     shown = command("config", "convert", "--", *FLAGS)
     assert shown.exit_code == 0, shown.output
@@ -34,7 +45,7 @@ def test_a_recipe_that_needs_a_hand_is_printed_and_says_what_for(command: Comman
     shown = command("config", "convert", "--", *FLAGS[:-4])
     assert shown.exit_code == 1
     assert "data:" in shown.stdout
-    assert "name the field with the right answers" in shown.stderr
+    assert "Name the field with the right answers" in shown.stderr
     crowded = command("config", "convert", "--", *FLAGS, "--rollout-num-gpus", "4")
     assert crowded.exit_code == 1
     assert "cannot be placed" in crowded.stderr

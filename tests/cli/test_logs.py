@@ -141,6 +141,39 @@ def test_structured_lines_are_told_in_words_and_know_their_run_and_step(
     assert shown(command, "--step", "3") == said[:3]
 
 
+def test_a_level_leaves_what_is_as_bad_or_worse_with_its_traceback(command: Command, home: Path):
+    folder = home / "logs" / "run-1"
+    folder.mkdir(parents=True)
+
+    def line(level: str, event: str) -> str:
+        when = datetime.fromtimestamp(at("10:00:09"), UTC).isoformat()
+        return json.dumps({"time": when, "level": level, "event": event, "run": "run-1"}) + "\n"
+
+    (folder / "engine.genrm.judge.replica-0.0123abcd.log").write_text(
+        f"[{DAY} 10:00:01] ERRORS: 0\n"
+        f"[{DAY} 10:00:02] Scheduler hit an exception: Traceback (most recent call last):\n"
+        "  File x, line 1\n\n"
+        "torch.OutOfMemoryError: no memory\n"
+        f"[{DAY} 10:00:03] goes on\n"
+        "  indented\n"
+        f"[{DAY} 10:00:04] WARNING is slow\n"
+    )
+    (folder / "trainer.rank-0.log").write_text(
+        line("info", "an ERROR in words") + line("warning", "odd") + line("critical", "ends")
+    )
+
+    errors, warnings = (shown(command, "--level", level) for level in ("error", "warning"))
+    ends = ("last):", "line 1", "no memory", "ends  run=run-1")
+    assert [row.endswith(end) for row, end in zip(errors, ends, strict=True)] == [True] * 4
+    assert [row for row in warnings if row not in errors] == [
+        f"genrm judge/0 | [{DAY} 10:00:04] WARNING is slow",
+        f"trainer/0 | {DAY} 10:00:09.000 WARNING odd  run=run-1",
+    ]
+    refused = command("logs", "run-1", "--level", "debug")
+    assert refused.exit_code == 2
+    assert "Levels: warning, error." in refused.stderr
+
+
 def test_what_is_written_later_is_followed_also_by_a_replica_that_is_rebuilt(
     command: Command, logs: Path
 ):

@@ -15,12 +15,14 @@ import yaml
 from relax_infer.cli import _doctor
 from relax_infer.cli._doctor import shadows
 from relax_infer.cli._local import checkout
+from relax_infer.cli._plan import show_plan, show_refusal
 from relax_infer.cli._recipes import check
 from relax_infer.config import Recipe, load_recipe, shipped_recipes
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import StepRecord, StepResult
 from relax_infer.machines import StepPhase
-from relax_infer.placement import plan_inference_placement
+from relax_infer.placement import Violation, plan_inference_placement
+from relax_infer.placement.findings import Finding
 from tests.cli.conftest import Command, Temporal, stack_record
 
 
@@ -89,10 +91,12 @@ def test_relative_folders_of_every_model_are_told_in_full(
     monkeypatch.chdir(tmp_path)
     for name in ("policy", "second", "judge", "safety"):
         (tmp_path / name).mkdir()
+    (tmp_path / "set.jsonl").touch()
     recipe = {
         "name": "mine",
         "mode": "split",
         "cluster": {"gpus": 8},
+        "evaluation": {"sets": [{"name": "a", "source": "file", "path": "set.jsonl"}]},
         "rollout": {"model": "policy", "extra_models": [{"model": "second", "model_id": "b"}]},
         "genrm": {
             "model": "judge",
@@ -109,6 +113,7 @@ def test_relative_folders_of_every_model_are_told_in_full(
         "rollout.extra_models.0.model": str(tmp_path / "second"),
         "genrm.model": str(tmp_path / "judge"),
         "genrm.extra_models.1.model": str(tmp_path / "safety"),
+        "evaluation.sets.0.path": str(tmp_path / "set.jsonl"),
     }
     assert checked.recipe.genrm is not None
     assert [m.model for m in checked.recipe.genrm.extra_models] == [
@@ -125,6 +130,87 @@ def test_a_live_plan_without_a_cluster_exits_2_with_every_reason(command: Comman
     assert "MISSING temporal server: none is named." in shown.stdout
     document = json.loads(command("plan", "quickstart", "--live", "--json").stdout)
     assert document["total_required_gpus"] == 2
+    assert document["live"]["can_run"] is False
+    assert {f["name"] for f in document["live"]["findings"]} == {"ray", "temporal server"}
+    assert [v["field"] for v in document["violations"]] == ["ray", "temporal server"]
+    assert all(v["rule"] and v["cure"] for v in document["violations"])
+
+
+def test_whatever_is_missing_is_a_violation_in_a_live_plan_alone(
+    capsys: pytest.CaptureFixture[str],
+):
+    checked = check("split-4x8", [])
+    cure = "Put it there."
+    lacking = Finding("model", "missing", "the folder m is not there.", cure, "rollout.model")
+    other = Finding("node 10.0.0.1", "missing", "no ports.", "End what listens.")
+    show_plan(checked, as_json=True, findings=[lacking, other])
+    live = json.loads(capsys.readouterr().out)
+    wanted = {"field": "rollout.model", "rule": "the folder m is not there.", "cure": cure}
+    elsewhere = {"field": "node 10.0.0.1", "rule": "no ports.", "cure": "End what listens."}
+    assert live["violations"] == [wanted, elsewhere]
+    assert live["live"]["can_run"] is False
+    show_plan(checked, as_json=True)
+    assert "violations" not in json.loads(capsys.readouterr().out)
+    broken = Violation("train.ranks", "9 ranks.", "Lower it.")
+    show_refusal([broken], as_json=True, findings=[lacking, other])
+    fields = [v["field"] for v in json.loads(capsys.readouterr().out)["violations"]]
+    assert fields == ["train.ranks", "rollout.model", "node 10.0.0.1"]
+    show_plan(checked, as_json=False, findings=[lacking])
+    assert "MISSING rollout.model: the folder m is not there. Put it" in capsys.readouterr().out
+
+
+def test_a_wide_plan_shows_every_gpu(command: Command, tmp_path: Path):
+    recipe = {
+        "name": "wide",
+        "cluster": {"gpus": 96},
+        "rollout": {"model": "m", "engine": {"replicas": 96}},
+        "reward": {"source": "exact"},
+        "train": {"ranks": 96},
+    }
+    path = tmp_path / "wide.yaml"
+    path.write_text(json.dumps(recipe))
+    shown = command("plan", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert shown_rows(shown.stdout)[1:] == [["node 0", " ".join("R" * 96), "A" * 96]]
+
+
+def test_a_live_plan_asks_whoever_serves_a_role_elsewhere(command: Command):
+    away = ("--set", "genrm.url=http://127.0.0.1:9")
+    shown = command("plan", "quickstart", "--live", *away)
+    assert shown.exit_code == 2, shown.output
+    assert "MISSING genrm: http://127.0.0.1:9 does not answer" in shown.stdout
+
+
+REFUSED = ("plan", "quickstart", "--set", "train.ranks=9", "--set", "layout=rollout ->")
+
+
+def test_a_plan_as_json_that_is_refused_is_every_reason(command: Command):
+    shown = command(*REFUSED, "--json")
+    assert shown.exit_code == 2, shown.output
+    document = json.loads(shown.stdout)
+    assert list(document) == ["violations"]
+    assert [(list(v), v["field"]) for v in document["violations"]] == [
+        (["field", "rule", "cure"], "train.ranks"),
+        (["field", "rule", "cure"], "layout"),
+    ]
+    assert all(v["rule"] in shown.stderr for v in document["violations"])
+    mixed = (*REFUSED, "--set", "max_staleness=2", "--set", "train.mini_batches=5000", "--json")
+    fields = [v["field"] for v in json.loads(command(*mixed).stdout)["violations"]]
+    assert fields == ["max_staleness", "train.mini_batches", "train.ranks", "layout"]
+    invalid = command("plan", "quickstart", "--set", "train.ranks=many", "--json")
+    assert invalid.exit_code == 2
+    (only,) = json.loads(invalid.stdout)["violations"]
+    assert "train.ranks" in only["rule"]
+
+
+def test_a_live_plan_that_is_refused_is_looked_at_all_the_same(command: Command):
+    shown = command(*REFUSED, "--live")
+    assert shown.exit_code == 2, shown.output
+    assert "MISSING ray: No local stack in" in shown.stdout
+    assert "train.ranks: 9 ranks need as many GPUs" in shown.stderr
+    document = json.loads(command(*REFUSED, "--live", "--json").stdout)
+    fields = [v["field"] for v in document["violations"]]
+    assert fields == ["train.ranks", "layout", "ray", "temporal server"]
     assert document["live"]["can_run"] is False
     assert {f["name"] for f in document["live"]["findings"]} == {"ray", "temporal server"}
 

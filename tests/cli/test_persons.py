@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from relax_infer.cli import _asking, _runs
-from relax_infer.cli._runs import polled
+from relax_infer.cli._pollers import pollers_of
 from tests.cli.conftest import Command, Temporal, Watching, eventually
 from tests.workflows.scripted_world import ScriptedWorld
 
@@ -105,7 +105,7 @@ def test_a_worker_that_is_busy_for_a_while_is_waited_for(
     remote: Command, temporal: Temporal, run_id: str
 ):
     with temporal.working(ScriptedWorld()):
-        eventually(lambda: temporal.do(polled))
+        eventually(lambda: temporal.do(lambda client: pollers_of(client, None)).asking)
     remote("run", "quickstart", "--run-id", run_id, "--no-follow")
     with Watching("stop", run_id) as stopping:
         stopping.next_line(f"No worker answers for {run_id} yet, or it is busy")

@@ -49,6 +49,16 @@ def test_up_status_doctor_and_down(command: Command, home: Path):
         assert [name for name, f in told.items() if f["result"] == "missing"] == ["worker"]
         assert told["cluster"]["text"] == "2 GPUs are needed, 2 are free on 1 nodes"
         assert told["disk"]["result"] in ("ok", "note")
+        assert told["router"]["text"].startswith("is begun with each run; sglang-router")
+        names = {"rollout.model": "/no/policy", "data.source": "file", "data.path": "/no/a.jsonl"}
+        names |= {"reward.source": "exact", "data.grader": "exact"}
+        words = [word for key, value in names.items() for word in ("--set", f"{key}={value}")]
+        lacking = command("plan", "quickstart", "--live", "--json", *words)
+        assert lacking.exit_code == 2, lacking.output
+        fields = {v["field"]: v for v in json.loads(lacking.stdout)["violations"]}
+        assert "/no/policy is not on node" in fields["rollout.model"]["rule"]
+        assert "/no/a.jsonl can be read on no node" in fields["data.path"]["rule"]
+        assert all(v["cure"] for v in fields.values())
     finally:
         ended = command("down")
     assert ended.exit_code == 0, ended.output

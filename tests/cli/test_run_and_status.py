@@ -95,10 +95,22 @@ def test_an_id_of_something_else_is_refused(remote: Command, temporal: Temporal,
         assert f"{run_id} is no run: it is a Other" in ended.stderr
 
 
-@pytest.mark.parametrize("words", [["status"], ["pause"], ["resolve", "--who", "a", "--why", "b"]])
-def test_an_unknown_run_is_named(remote: Command, temporal: Temporal, words: list[str]):
-    ended = remote(words[0], "run-unknown", *words[1:])
-    assert ended.exit_code == 2
+@pytest.mark.parametrize(
+    "words",
+    [
+        "status RUN",
+        "pause RUN",
+        "stop RUN",
+        "resolve RUN --who a --why b",
+        "report RUN",
+        "samples RUN 1",
+        "step explain RUN 1",
+        "scale RUN rollout",
+    ],
+)
+def test_an_unknown_run_is_named(remote: Command, temporal: Temporal, words: str):
+    ended = remote(*words.replace("RUN", "run-unknown").split())
+    assert ended.exit_code == 2, ended.output
     assert f"There is no run run-unknown on {temporal.address}" in ended.stderr
 
 

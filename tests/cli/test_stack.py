@@ -1,5 +1,6 @@
 """Which stack a command starts, uses and ends."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from relax_infer.cli import _local, _looks, _run
+from relax_infer.cli import _local, _looks, _programs, _run
 from tests.cli import stack_double
 from tests.cli.conftest import Command, Temporal, Watching, eventually, record_of, stack_record
 from tests.workflows.scripted_world import ScriptedWorld
@@ -190,6 +191,21 @@ def test_a_stack_that_was_started_in_vain_is_down_again(
     assert f"its files are in {home / 'store' / 'run-x'}" in ended.stderr
     assert [call[0] for call in calls()] == ["up", "down"]
     assert not (home / "stack.json").exists()
+
+
+def test_what_the_engines_need_is_looked_for_before_anything_starts(
+    command: Command, calls: Calls, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        _programs.importlib.util, "find_spec", lambda n: None if n == "sglang" else there(n)
+    )
+    ended = command("run", "quickstart", "--set", "genrm.engine.python=/nowhere/python")
+    assert ended.exit_code == 2
+    assert "sglang is not installed; genrm.engine.python: there is no program /nowhere/python" in (
+        ended.stderr
+    )
+    assert calls() == []
 
 
 def test_a_stack_that_ran_before_stays_when_the_run_cannot_start(

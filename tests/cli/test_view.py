@@ -1,15 +1,23 @@
 """A finished step in one line."""
 
+from relax_infer.cli._errors import Code
 from relax_infer.cli._explain import Evidence, explain
+from relax_infer.cli._glance import Glance
+from relax_infer.cli._history import Told
+from relax_infer.cli._steps import gave_up
 from relax_infer.cli._view import finished_line
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import (
     Evaluation,
+    GaveUp,
     RunProgress,
+    RunStatus,
     SetEvaluation,
+    StepRecord,
     StepResult,
     more_than_accuracy,
 )
+from relax_infer.machines import RunState, StepPhase
 
 MANY = SetEvaluation(name="many", problems=16, samples=8, accuracy=0.25, pass_at={1: 0.25, 8: 0.75})
 EVALUATION = Evaluation(
@@ -60,3 +68,43 @@ def test_a_finished_step_explains_every_set_and_every_warning():
         "Accuracy 0.250, pass@1 0.250, pass@8 0.750 on many (16 problems, 8 answers each),"
         " with weights 4." in notes
     )
+
+
+def test_attempts_that_gave_up_before_are_told():
+    result = StepResult(step=4, weights=WeightsRef(version=4, uri="u", digest="d"))
+    lost = GaveUp(error="its lease was ended by hand", began=1.0, ended=2.0)
+    written = StepRecord(
+        run="run-1",
+        step=4,
+        outcome=StepPhase.FAILED,
+        result=result,
+        error="no answer",
+        earlier=(lost,),
+    )
+    assert gave_up(written, over=True) == ("its lease was ended by hand",)
+    assert gave_up(written, over=False) == ("its lease was ended by hand", "no answer")
+    known = Evidence("run-1", 4, 0.0, result=result, earlier=gave_up(written, over=False))
+    assert explain(known).notes[:2] == (
+        "Attempt 1 gave up: its lease was ended by hand",
+        "Attempt 2 gave up: no answer",
+    )
+
+
+def test_a_step_that_was_ended_from_outside_is_not_at_work_and_names_what_tries_it_again():
+    run = RunStatus(
+        run="run-1",
+        state=RunState.BLOCKED,
+        doing="step 4 gave up: Terminated",
+        step=3,
+        target=9,
+        weight_version=3,
+    )
+    told = Told(
+        began=1.0, ended=9.0, entered=[(StepPhase.TRAINING, 2.0)], closed="TERMINATED", error=None
+    )
+    told.asked["one"] = ("run-1.lease", "release", 3.0)
+    found = explain(Evidence("run-1", 4, 60.0, glance=Glance(run), told=told))
+    assert found.headline == "Step 4 of run-1 was ended from outside (TERMINATED) in TRAINING."
+    assert not any("Waits since" in note or "At work" in note for note in found.notes)
+    assert "Again: relax-infer step retry run-1 4 --who NAME --why TEXT" in found.cures
+    assert found.code is Code.BLOCKED

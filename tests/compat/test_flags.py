@@ -163,6 +163,50 @@ def test_who_shares_gpus_decides_the_mode(flags: str, mode: str, gpus: int):
 
 
 @pytest.mark.parametrize(
+    ("more", "gpus", "ranks"),
+    [
+        ("", 12, {"reference": 4}),
+        ("--colocate", 12, {"reference": 4}),
+        ("--colocate --advantage-estimator ppo", 12, {"reference": 4, "critic": 8}),
+        ("--advantage-estimator ppo", 20, {"reference": 4, "critic": 8}),
+    ],
+)
+def test_ranks_beside_the_actors_have_pools_where_the_plan_gives_them_some(
+    more: str, gpus: int, ranks: dict[str, int]
+):
+    """A critic of as many ranks is on the actor's, if those are shared at all."""
+    resource = '{"actor":[1,8],"critic":[1,8],"reference":[1,4]}'
+    made = converted(f"--resource {resource} {more}").recipe
+    assert made["cluster"]["gpus"] == gpus
+    assert {role: made[role]["ranks"] for role in ("reference", "critic") if role in made} == ranks
+
+
+def test_a_flag_of_the_role_wins_in_the_cluster_that_the_resource_describes():
+    flags = '--resource {"actor":[1,4],"rollout":[1,8]} --rollout-num-gpus 4'
+    recipe = converted(flags).recipe
+    assert (recipe["rollout"]["num_gpus"], recipe["cluster"]["gpus"]) == (4, 12)
+
+
+def test_a_judge_and_a_teacher_get_their_engines():
+    flags = (
+        '--resource {"actor":[1,8],"genrm":[1,4],"teacher":[1,8]} --colocate'
+        " --genrm-model-path j --genrm-ray-num-gpus 0.3"
+        " --opd-teacher-model-path t --opd-teacher-num-gpus-per-engine 4"
+    )
+    recipe = converted(flags).recipe
+    assert recipe["genrm"]["engine"] == {"ray_gpu_fraction": 0.3, "replicas": 4}
+    assert recipe["teacher"] == {
+        "model": "t",
+        "num_gpus": 8,
+        "engine": {"gpus_per_replica": 4, "replicas": 2},
+    }
+
+
+def test_the_file_of_rollout_models_is_no_flag_of_the_engines():
+    assert "rollout" not in converted("--sglang-config engines.yaml").recipe
+
+
+@pytest.mark.parametrize(
     ("flags", "algorithm"),
     [
         ("--use-kl-loss --kl-loss-coef 0.01", {"kl_coefficient": 0.01}),
@@ -206,6 +250,18 @@ def test_ppo_trains_a_critic_on_the_trainers_ranks():
         ("--optimizer muon", "optimizer", "AdamW"),
         ("--context-parallel-size 2", "context-parallel-size", "split sequences"),
         ('--resource {"critic":[1,2]}', "resource.critic", "left out"),
+        ('--resource {"advantages":[1,0]}', "resource.advantages", "left out"),
+        ('--resource {"teacher":[1,2]}', "resource.teacher", "left out"),
+        ('--resource {"reference":[1,2]}', "resource.reference", "remove reference to run"),
+        ('--resource {"rollout":[1,8]} --rollout-num-gpus 4', "rollout-num-gpus", "4 are used"),
+        ('--resource {"genrm":[1,8]} --genrm-num-gpus 4', "genrm-num-gpus", "--resource says 8"),
+        (
+            '--resource {"actor":[1,8]} --actor-num-nodes 2 --actor-num-gpus-per-node 8',
+            "actor-num-nodes",
+            "2 x 8 GPUs, --resource says 8",
+        ),
+        ("--colocate --rollout-num-gpus 4", "colocate", "the actor has no GPUs"),
+        ("--sglang-config engines.yaml", "sglang-config", "rollout.server_groups"),
     ],
 )
 def test_what_has_no_counterpart_is_told(flags: str, flag: str, why: str):
@@ -220,6 +276,8 @@ def test_what_has_no_counterpart_is_told(flags: str, flag: str, why: str):
         ("--resource [1]", "not a JSON object"),
         ("--resource {", "not JSON"),
         ('--resource {"actor":16}', r"is not \[instances, GPUs\]"),
+        ('--resource {"rollout":[2,8]}', r"rollout: \[2, 8\]: Only one service replica"),
+        ('--resource {"actor":[0,8]}', "Only one service replica"),
         ("--rollout-num-gpus 6 --rollout-num-gpus-per-engine 4", "no whole number of engines"),
         ("--global-batch-size 100 --rollout-batch-size 16", "no whole number"),
     ],

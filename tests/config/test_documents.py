@@ -24,6 +24,8 @@ from relax_infer.contracts.failures import PermanentError
         ("a: &a [*a]\n", "more than 100000 values"),
         ("[1, 2]\n", "a recipe is a mapping"),
         ("", "a recipe is a mapping"),
+        ('"": 1\n', "the input: no such field ''"),
+        ('rollout: {"": 3}\n', "rollout: no such field ''"),
     ],
 )
 def test_a_document_that_nobody_would_write_is_refused(tmp_path: Path, text: str, words: str):

@@ -8,8 +8,8 @@ import pytest_asyncio
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from tests.workflows.conftest import FAST
 from workers._converter import data_converter
+from workers._temporal import DYNAMIC
 from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
@@ -21,6 +21,6 @@ async def temporal() -> AsyncIterator[Client]:
         dev_server_existing_path=TEMPORAL,
         data_converter=data_converter(),
         search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
-        dev_server_extra_args=list(FAST),
+        dev_server_extra_args=list(DYNAMIC),
     ) as environment:
         yield environment.client

@@ -16,11 +16,11 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from relax_infer.contracts.policies import QUEUES
-from tests.workflows.conftest import FAST
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_training_run import start
 from workers import worker
 from workers._converter import data_converter
+from workers._temporal import DYNAMIC
 from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
@@ -74,7 +74,7 @@ async def main() -> dict[str, Any]:
             dev_server_existing_path=TEMPORAL,
             data_converter=data_converter(),
             search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
-            dev_server_extra_args=list(FAST),
+            dev_server_extra_args=list(DYNAMIC),
             dev_server_log_level="error",
         ) as environment,
         AsyncExitStack() as stack,

@@ -1,4 +1,5 @@
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -73,6 +74,34 @@ async def test_through_a_gateway_the_resolved_model_is_named() -> None:
             await client.generate({"text": "x"}, model="alias")
             assert sent(front) == {"text": "x", "model": "m"}
         assert direct.posts == []
+
+
+async def test_chat_through_the_real_gateway_keeps_model_and_affinity_to_the_engine() -> None:
+    """Contract 3.4: the gateway is told the resolved id, the backend its own name for it."""
+    given = {"messages": [], "route_key": "k", "rid": "r"}
+    async with gateway() as front, engine(echo) as first, engine(echo) as second:
+        front.publish("teacher", first.url, second.url, served_model_name="org/served")
+        url = f"{front.url}/teacher"
+        async with InferenceClient(discovery_url=url, gateway_url=url) as client:
+            for _ in range(4):
+                assert await client.chat(given, affinity_key="group") == {"text": "ok"}
+            chunks = client.stream("/v1/chat/completions", given, affinity_key="group")
+            assert b"".join([chunk async for chunk in chunks]) == b'{"text": "ok"}'
+            await client.chat(given, affinity_key="g", headers={"x-smg-ROUTING-key": "group"})
+    assert given == {"messages": [], "route_key": "k", "rid": "r"}
+    asked, other = (first, second) if first.posts else (second, first)
+    assert (len(asked.posts), other.posts) == (6, [])  # one key, one replica
+    for headers, body in asked.posts:
+        assert headers.getall("X-SMG-Routing-Key") == ["group"]
+        assert json.loads(body) == {"messages": [], "model": "org/served", "rid": "r"}
+
+
+async def test_chat_in_gateway_mode_names_the_resolved_model_and_no_route_key() -> None:
+    async with engine(echo) as front:
+        provider = Provider(front)  # no served name: that is the gateway's to know
+        async with InferenceClient(snapshot_provider=provider, gateway_url=front.url) as client:
+            await client.chat({"messages": [], "model": "alias", "route_key": "nobody"})
+        assert sent(front) == {"messages": [], "model": "m"}
 
 
 async def test_chat_names_what_the_backend_itself_answers_to() -> None:

@@ -12,10 +12,11 @@ from relax_infer.discovery import (
     InferenceRegistry,
     InferenceRoutingError,
     RoleSnapshot,
+    _sources,
     close_loop_inference_clients,
     generate_with_discovery,
 )
-from tests.discovery.servers import Provider, discovery, echo
+from tests.discovery.servers import Provider, Say, discovery, echo, raw_server
 from tests.gateway.fakes import engine, gateway, registry, until
 
 
@@ -180,6 +181,39 @@ async def test_a_caller_that_gives_up_leaves_the_others_their_read() -> None:
         await until(lambda: provider.reads == 2)
         provider.go.set()
         assert await second == provider.document
+
+
+async def silent(writer: asyncio.StreamWriter, connection: int, request: int) -> None:
+    """Takes the request and says nothing."""
+
+
+async def begun(writer: asyncio.StreamWriter, connection: int, request: int) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{")
+
+
+@pytest.mark.parametrize("say", [silent, begun])
+async def test_a_dead_connection_to_discovery_holds_nobody_up_for_longer_than_one_read(
+    monkeypatch: pytest.MonkeyPatch, say: Say
+) -> None:
+    monkeypatch.setattr(_sources, "READ_SECONDS", 0.3)
+    async with raw_server(say) as server:
+        async with InferenceClient(discovery_url=f"{server.url}/teacher", timeout=600) as client:
+            asking = [client.generate({"text": "x"}), client.snapshot(), client.snapshot(True)]
+            errors = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 30)
+        for error in errors:
+            assert isinstance(error, aiohttp.ServerTimeoutError)
+            assert "/teacher/engines did not answer within 0.3 s" in str(error)
+
+
+async def test_a_snapshot_is_under_the_clients_timeout() -> None:
+    provider = Provider()
+    provider.go.clear()
+    async with InferenceClient(snapshot_provider=provider, timeout=0.2) as client:
+        for refresh in (False, True):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.snapshot(refresh), 30)
+        provider.go.set()
+        assert await client.snapshot() == provider.document
 
 
 async def test_without_a_cache_every_caller_gets_a_read_that_began_after_it_asked() -> None:

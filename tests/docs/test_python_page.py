@@ -1,6 +1,6 @@
 """The program of the documentation's section on discovery works as it is written.
 
-The program that starts a run needs the whole stack; `tests/e2e/test_ways_in.py` runs it.
+The program that starts a run needs the whole stack; `tests/e2e/test_loop.py` runs it.
 """
 
 import asyncio

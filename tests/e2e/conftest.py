@@ -14,6 +14,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from tests.e2e.looking import end_what_was_started
+from tests.stack.conftest import marked_home
 from tests.tiny_models import models_kept
 from workers.local import Stack, down, up
 
@@ -39,6 +40,7 @@ def fresh_stack(gpus: int) -> Iterator[Stack]:
         finally:
             report = down(home)
             assert not report.left, f"down left processes behind: {report.left}"
+            assert not (left := marked_home(home)), f"down does not know of {left}"
     shutil.rmtree(home, ignore_errors=True)
 
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import re
+import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -46,12 +49,37 @@ def start_as_typed(stack: Stack, run: str, document: dict[str, Any]) -> None:
     """A TrainingRun under this id, by Temporal's own command line."""
     subprocess.run(
         ["temporal", "workflow", "start", "--type", "TrainingRun", "--task-queue", "relax",
-         "--workflow-id", run, "--input", json.dumps(document)],
+         "--workflow-id", run, "--id-reuse-policy", "RejectDuplicate",
+         "--input", json.dumps(document)],
         env=stack.environment(),
         check=True,
         capture_output=True,
         timeout=60,
     )  # fmt: skip
+
+
+async def run_documented_program(stack: Stack, run: str, how: str) -> None:
+    """The first Python program of docs/python.md, as it is written but for the run's id and what
+    else ``RunInput`` is given."""
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    program, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for written, meant in (('"run-1"', f'"{run}"'), ("steps=1", how)):
+        assert written in program
+        program = program.replace(written, meant)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program),
+        env=stack.environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 1200)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    # The Temporal SDK can crash an interpreter that is about to exit; the answer is out by then.
+    assert process.returncode in (0, -signal.SIGSEGV, -signal.SIGABRT), err.decode()[-2000:]
+    assert f"'run': '{run}', 'state': 'DONE'" in out.decode()
 
 
 async def until(

@@ -3,13 +3,23 @@ finished is asked for, published or trained again."""
 
 import re
 import signal
-from collections import Counter
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Self
 
 import pytest
 from temporalio.client import Client
 
 from relax_infer.machines import RunState, StepPhase
-from relax_infer.transfer import partition_name, read_partition, stop_owner
+from relax_infer.transfer import (
+    list_partitions,
+    open_queue,
+    partition_name,
+    read_partition,
+    stop_owner,
+)
 from tests.e2e.looking import Handle, RunFiles, finish, start, step_status, until
 from workers.local import Stack
 
@@ -20,52 +30,76 @@ pytestmark = [
 ]
 
 CONCURRENCY = 4
-SAMPLES = 8
 OVERRIDES = {
     "evaluation.every": 0,
-    "distillation": None,
     # Few at once, so that a phase lasts long enough to be hit in its middle.
     "rollout.max_concurrency": CONCURRENCY,
     "genrm.max_concurrency": CONCURRENCY,
+    "teacher.max_concurrency": CONCURRENCY,
     "train.mini_batches": 64,
 }
+HIT = {1: "generated", 2: "judged", 3: "taught"}
+"""Phase in which the worker is killed, by step."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What was true when a worker was killed."""
+
+    at: float
+    """A moment before, in seconds since the epoch."""
+    staged: frozenset[int]
+    """Groups that were staged whole."""
 
 
 async def test_a_killed_worker_costs_only_what_was_in_flight(
     stack: Stack, client: Client, ray: None
 ):
-    """Step 1 is hit while it generates, step 2 while it judges, step 3 while it trains."""
-    await stop_owner()  # so that the worker that is killed is the one that starts TransferQueue
-    handle = await start(client, steps=3, overrides=OVERRIDES)
+    """A step is hit while it generates, one while it judges, one while the Teacher scores, the last
+    while it trains; the worker that is killed then is the one that started TransferQueue."""
+    handle = await start(client, steps=4, overrides=OVERRIDES)
     files = RunFiles(stack.home, handle.id)
+    kills: dict[int, Kill] = {}
+    for step, phase in HIT.items():
+        shards = partial(files.shards, step, phase)
+        await until(partial(twelve, shards), 1000, f"twelve groups of step {step} {phase}")
+        now = time.time()
+        kill_worker(stack)
+        kills[step] = Kill(now, frozenset(shards()))
+        if phase == "taught":
+            await stop_owner()
+        stack.start_worker()
 
-    await until(lambda: half_done(files, 1, "generated"), 1000, "half of step 1's groups")
-    generated_before = kill_worker(stack, files, 1, "generated")
-    await until(lambda: half_done(files, 2, "judged"), 200, "half of step 2's verdicts")
-    judged_before = kill_worker(stack, files, 2, "judged")
-    await until(lambda: trains(client, handle, 3), 200, "step 3's update")
-    kill_worker(stack, files, 3, "generated", restart=False)
-    rows = await read_partition(partition_name(handle.id, 3))
-    assert len(rows.keys) == 256
-    assert len(set(rows.keys)) == 256
+    await until(lambda: trains(client, handle, 4), 200, "the update of step 4")
+    queue = await open_queue()
+    kill_worker(stack)
+    assert files.ledger().entries[-1].result.step == 3, "the kill was to hit the update"
+    rows = await read_partition(partition_name(handle.id, 4))
+    assert len(rows.keys) == len(set(rows.keys)) == 256
+    assert await list_partitions(handle.id) == [partition_name(handle.id, 4)]
     stack.start_worker()
+    assert await open_queue() == queue, "the queue that the killed worker started"
 
     done = await finish(handle)
     assert done.state is RunState.DONE
-    assert done.step == 3
-    nothing_staged_was_asked_again(files, 1, "generated", generated_before)
-    nothing_staged_was_asked_again(files, 2, "judged", judged_before)
-    assert files.attempts(3, "generated") == 1
-    assert [e.result.step for e in files.ledger().entries] == [1, 2, 3]
-    for step in (1, 2, 3):
+    assert done.step == 4
+    for step, phase in HIT.items():
+        nothing_staged_was_asked_again(files, step, phase, kills[step])
+    assert files.attempts(4, "generated") == 1
+    assert await times_asked(client, handle, 4, "train_step") >= 2
+    assert [e.result.step for e in files.ledger().entries] == [1, 2, 3, 4]
+    for step in (1, 2, 3, 4):
         record = files.record(step)
         assert record.outcome is StepPhase.DONE
-        assert record.result.batch is not None
-        assert record.result.batch.groups + record.result.batch.dropped_groups == 32
+        batch, training = record.result.batch, record.result.training
+        assert batch is not None
+        assert training is not None
+        assert batch.groups + batch.dropped_groups == 32
+        assert batch.samples == 8 * batch.groups == training.rows
 
 
-def half_done(files: RunFiles, step: int, phase: str) -> bool:
-    return len(files.shards(step, phase)) >= 12
+def twelve(shards: Callable[[], dict[int, str]]) -> bool:
+    return len(shards()) >= 12
 
 
 async def trains(client: Client, handle: Handle, step: int) -> bool:
@@ -73,42 +107,59 @@ async def trains(client: Client, handle: Handle, step: int) -> bool:
     return seen is not None and seen.doing.startswith("trains on")
 
 
-def kill_worker(
-    stack: Stack, files: RunFiles, step: int, phase: str, *, restart: bool = True
-) -> set[int]:
-    """Groups that were staged at the kill; the worker is really gone in between."""
+async def times_asked(client: Client, handle: Handle, step: int, activity: str) -> int:
+    """Attempts of a step's activity, those of killed workers too."""
+    history = await client.get_workflow_handle(f"{handle.id}.step-{step}").fetch_history()
+    named = {
+        event.event_id
+        for event in history.events
+        if event.activity_task_scheduled_event_attributes.activity_type.name == activity
+    }
+    started = [event.activity_task_started_event_attributes for event in history.events]
+    return sum(each.attempt for each in started if each.scheduled_event_id in named)
+
+
+def kill_worker(stack: Stack) -> None:
     stack.kill("worker", signal.SIGKILL)
     assert not stack.alive("worker")
-    held = set(files.shards(step, phase))
-    if restart:
-        stack.start_worker()
-    return held
 
 
-def nothing_staged_was_asked_again(
-    files: RunFiles, step: int, phase: str, staged: set[int]
-) -> None:
-    """From the engines' own request logs."""
-    assert 12 <= len(staged) < 32, "the kill was to hit the phase in its middle"
-    assert files.attempts(step, phase) >= 2
+def nothing_staged_was_asked_again(files: RunFiles, step: int, phase: str, kill: Kill) -> None:
+    """From the engines' own request logs. A group is staged whole: what was answered of one that
+    was not whole is asked again with what was in flight."""
+    assert 12 <= len(kill.staged) < 32, "the kill was to hit the phase in its middle"
     events = files.requests(f"{files.ref.run}/{step}/{phase}/")
-    admitted = [parts(e["rid"]) for e in events if e["event"] == "admitted"]
-    assert max(Counter(admitted).values()) == 1, "a request id reached an engine twice"
-    first = {(group, sample) for group, sample, attempt in admitted if attempt == 1}
-    later = {(group, sample) for group, sample, attempt in admitted if attempt > 1}
-    assert {group for group, _ in later}.isdisjoint(staged)
-    # What was in flight, and answers of groups that were not whole yet.
-    repeated = first & later
-    assert len(repeated) <= CONCURRENCY + 2 * SAMPLES
-    ended = {e["rid"]: e["t"] for e in events if e["event"] == "ended"}
-    asked = {e["rid"]: e["t"] for e in events if e["event"] == "admitted"}
-    for group, sample in repeated:
-        stem = f"{files.ref.run}/{step}/{phase}/g{group}/s{sample}/a"
-        again = min(t for rid, t in asked.items() if rid.startswith(stem) and rid != f"{stem}1")
-        assert ended[f"{stem}1"] < again, f"{stem}1 was not gone before it was asked again"
+    asked = {Asked.of(e["rid"]): e["t"] for e in events if e["event"] == "admitted"}
+    ended = {Asked.of(e["rid"]): e["t"] for e in events if e["event"] == "ended"}
+    assert len(asked) == sum(e["event"] == "admitted" for e in events), "an engine met one twice"
+
+    first = {each for each in asked if each.attempt == 1}
+    in_flight = {each for each in first if asked[each] <= kill.at < ended[each]}
+    assert 1 <= len(in_flight) <= CONCURRENCY
+    open_groups = {each.group for each in first} - kill.staged
+    assert len(open_groups) <= 2 * CONCURRENCY, "groups are begun one after another"
+    later = {each for each in asked if each.attempt > 1}
+    assert {each.group for each in later} == set(range(32)) - kill.staged
+    repeated = {each: each.at_first for each in later if each.at_first in first}
+    assert repeated, "nothing was in flight"
+    assert {each.group for each in repeated} <= open_groups
+    for again, before in repeated.items():
+        assert ended[before] < asked[again], f"{before} was not gone before it was asked again"
 
 
-def parts(rid: str) -> tuple[int, int, int]:
-    found = re.search(r"/g(\d+)/s(\d+)/a(\d+)$", rid)
-    assert found is not None
-    return int(found[1]), int(found[2]), int(found[3])
+class Asked(NamedTuple):
+    """What a request id says."""
+
+    group: int
+    sample: int
+    attempt: int
+
+    @classmethod
+    def of(cls, rid: str) -> Self:
+        found = re.search(r"/g(\d+)/s(\d+)/a(\d+)$", rid)
+        assert found is not None, rid
+        return cls(*map(int, found.groups()))
+
+    @property
+    def at_first(self) -> Self:
+        return self._replace(attempt=1)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import get_actor
+from ray.util import list_named_actors
 from temporalio.client import Client
 
 from relax_infer.contracts.engines import EngineGroupSpec
@@ -21,12 +23,14 @@ from tests.e2e.looking import (
     Handle,
     RunFiles,
     finish,
+    run_documented_program,
     start,
     start_as_typed,
     status,
     until,
 )
 from workers.local import Stack
+from workflows._visible import REWARD, STATE, STEP, WEIGHT_VERSION
 
 pytestmark = [
     pytest.mark.real,
@@ -34,6 +38,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
+LIFECYCLES = ("rollout.policy", "genrm.judge")
 SETS = [
     {"name": "greedy", "problems": 512},
     {"name": "many", "problems": 32, "samples": 4, "temperature": 1.0, "pass_at": [4]},
@@ -43,15 +48,16 @@ SETS = [
 async def test_three_steps_from_prompts_to_new_weights(
     stack: Stack, client: Client, tmp_path: Path
 ):
-    """The quickstart, shorter: every part real, each thing that the step promised is on record."""
-    handle = await start(
-        client, steps=3, overrides={"evaluation.every": 3, "evaluation.sets": SETS}
-    )
-    done = await finish(handle)
+    """The quickstart, shorter: every part real, each thing that the step promised is on record. It
+    is started by the Python program of the documents."""
+    run = f"run-{uuid.uuid4().hex[:8]}"
+    overrides = {"evaluation.every": 3, "evaluation.sets": SETS}
+    await run_documented_program(stack, run, f"steps=3, overrides={overrides}")
+    done = await client.get_workflow_handle(run, result_type=RunStatus).result()
     assert done.state is RunState.DONE
     assert done.step == 3
     assert set(done.progress[-1].evaluated) == {"greedy", "many", "many pass@4"}
-    files = RunFiles(stack.home, handle.id)
+    files = RunFiles(stack.home, run)
 
     first = files.record(0).result.evaluation
     assert first is not None
@@ -81,32 +87,52 @@ async def test_three_steps_from_prompts_to_new_weights(
     assert many.accuracy < many.pass_at[4] <= 1.0
     assert last.unanswered == 0
     assert [entry.result.step for entry in files.ledger().entries] == [1, 2, 3]
+    await steps_are_seen_in_the_web_ui(client, run, files)
 
-    page = write_report((stack.home / "store").as_uri(), handle.id, tmp_path / "report.html")
+    page = write_report((stack.home / "store").as_uri(), run, tmp_path / "report.html")
     text = page.read_text()
-    assert handle.id in text
+    assert run in text
     assert "<svg" in text
     assert "many pass@4" in text
     assert '"prompt":"' in text
 
 
+async def steps_are_seen_in_the_web_ui(client: Client, run: str, files: RunFiles) -> None:
+    """As rows of a list, by search attributes; and each in words and by the names of its bars."""
+    query = f"WorkflowType = 'TrainingStep' AND RelaxRun = '{run}'"
+    rows = [found async for found in client.list_workflows(query)]
+    shown = {row.typed_search_attributes[STEP]: row.typed_search_attributes for row in rows}
+    assert sorted(shown) == [0, 1, 2, 3]
+    for step, attributes in shown.items():
+        result = files.record(step).result
+        assert attributes[STATE] == "DONE"
+        assert attributes[WEIGHT_VERSION] == result.weights.version
+        if result.batch is not None:
+            assert attributes[REWARD] == pytest.approx(result.batch.reward_mean)
+    step = client.get_workflow_handle(f"{run}.step-2")
+    metadata: Any = await step.query("__temporal_workflow_metadata")
+    assert "**DONE**" in metadata.current_details
+    names = {
+        json.loads(event.user_metadata.summary.data)
+        async for event in step.fetch_history_events()
+        if event.user_metadata.summary.data
+    }
+    assert {"generate, attempt 1", "train, attempt 1", "publish"} <= names, names
+
+
 async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
     stack: Stack, client: Client, ray: None
 ):
-    """Killed while it runs: the Temporal server, the gateway and the router. The lease, the roles
-    and the engines are the same ones before and after. It was started by Temporal's command line,
-    as the documents say."""
+    """Killed while it runs: the Temporal server, the gateway and the router. The lease, the roles,
+    the engines and the trainer are the same ones before and after. It was started by Temporal's
+    command line, as the documents say."""
     plan = {"evaluation.every": 0, "distillation": None, "rollout.prompts_per_step": 8}
     run = f"run-{uuid.uuid4().hex[:8]}"
-    document = {"recipe": "quickstart", "steps": 6, "overrides": plan, "steps_per_history": 1}
+    document = {"recipe": "quickstart", "steps": 7, "overrides": plan, "steps_per_history": 1}
     start_as_typed(stack, run, document)
     handle: Handle = client.get_workflow_handle(run, result_type=RunStatus)
-    first = (await handle.describe()).run_id
     await until(lambda: at_step(handle, 1), 1000, "the first step")
-    ids = [f"{run}.{name}" for name in ("lease", "rollout", "genrm", "rollout.policy")]
-    before = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
-    groups = await plan_groups(client, run)
-    engines = [await EngineGroup(group).describe() for group in groups]
+    began, histories = await who_is_there(client, run), await histories_of(client, run)
 
     front = await Front(run).describe()
     assert front is not None
@@ -117,20 +143,38 @@ async def test_a_run_outlives_server_gateway_and_five_continue_as_news(
     stack.kill("temporal", signal.SIGKILL)
     assert not stack.alive("temporal")
     stack.start_temporal()
-    await until(lambda: at_step(handle, 4), 200, "steps after the server died")
+    await until(lambda: at_step(handle, 6), 300, "steps after the server died")
+    assert await who_is_there(client, run) == began
+    assert len(await histories_of(client, run)) >= len(histories) + 5
 
-    after = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
-    assert after == before
-    again = [await EngineGroup(group).describe() for group in groups]
-    assert [[e.incarnation for e in group] for group in again] == [
-        [e.incarnation for e in group] for group in engines
-    ]
-    histories = (await handle.describe()).run_id
-    assert histories != first
     done = await finish(handle)
-    assert done.step == 6
+    assert done.step == 7
     steps = [entry.result.step for entry in RunFiles(stack.home, run).ledger().entries]
-    assert steps == [1, 2, 3, 4, 5, 6]
+    assert steps == [1, 2, 3, 4, 5, 6, 7]
+
+
+async def who_is_there(client: Client, run: str) -> dict[str, str]:
+    """The run's lasting workflows, its actors and its engines, and which incarnation each is."""
+    names = ["lease", *LIFECYCLES, *(name.split(".")[0] for name in LIFECYCLES)]
+    there = {
+        f"workflow {name}": (await client.get_workflow_handle(f"{run}.{name}").describe()).run_id
+        for name in names
+    }
+    for group in await plan_groups(client, run):
+        for engine in await EngineGroup(group).describe():
+            there[f"engine {engine.engine_id}"] = str(engine.incarnation)
+    named: list[Any] = list_named_actors(all_namespaces=True)
+    for actor in named:
+        if run in actor["namespace"] or run in actor["name"]:
+            found = get_actor(actor["name"], namespace=actor["namespace"])
+            there[f"actor {actor['name']}"] = found._actor_id.hex()
+    assert any("trainer" in name for name in there)
+    return there
+
+
+async def histories_of(client: Client, run: str) -> set[str]:
+    listed = client.list_workflows(f"WorkflowId = '{run}'")
+    return {found.run_id async for found in listed}
 
 
 async def at_step(handle: Handle, step: int) -> bool:
@@ -144,9 +188,9 @@ def kill(pid: int) -> None:
 
 
 async def plan_groups(client: Client, run: str) -> list[EngineGroupSpec]:
-    """The specs that two of the run's EngineLifecycles were started with."""
+    """The specs that the run's EngineLifecycles were started with."""
     groups = []
-    for name in ("rollout.policy", "genrm.judge"):
+    for name in LIFECYCLES:
         history = await client.get_workflow_handle(f"{run}.{name}").fetch_history()
         payload = history.events[0].workflow_execution_started_event_attributes.input.payloads[0]
         groups.append(LifecycleInput.model_validate_json(payload.data).group)

@@ -98,6 +98,7 @@ def make_checkpoint(folder: Path, seed: int, **sizes: int) -> Path:
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "eos_token": "<eos>",
                 "pad_token": "<pad>",
+                "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}=",
             }
         )
     )
@@ -120,7 +121,7 @@ def group_spec(folder: Path, **changes: Any) -> EngineGroupSpec:
         bundles=(BundleBinding(bundle=0, node_id="n", node_ip="127.0.0.1", gpu_id=0),),
         device="cpu",
         launch_timeout=180,
-        drain_timeout=30,
+        drain_timeout=90,
         store=f"file://{folder / 'store'}",
     )
     return spec.model_copy(update=changes)

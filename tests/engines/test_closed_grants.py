@@ -48,6 +48,16 @@ def test_a_grant_is_closed_for_one_replica_until_it_is_opened_again(spec: Engine
     closed_grants(spec, 1).check(TOKEN)
 
 
+def test_a_closed_grant_ends_all_before_it(spec: EngineGroupSpec):
+    """A lease that was begun anew closes under a token of its own what the lost one granted."""
+    anew = FenceToken(counter=1_000_000_002, grant_id="run.lost-1.genrm")
+    closed_grants(spec, 0).close(anew)
+    for over in (TOKEN, anew):
+        with pytest.raises(StaleFence, match="has let go"):
+            closed_grants(spec, 0).check(over)
+    closed_grants(spec, 0).check(anew.model_copy(update={"counter": anew.counter + 1}))
+
+
 def test_a_store_that_does_not_answer_says_so(tmp_path: Path):
     (tmp_path / "run").write_text("a file where a folder should be")
     with pytest.raises(TransientError, match="closed-grants"):

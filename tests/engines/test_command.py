@@ -1,5 +1,6 @@
 """Command lines, environments, files and small rules; no process is started."""
 
+import mmap
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceToken
-from relax_infer.engines import router_command
+from relax_infer.engines import process, router_command
 from relax_infer.engines.command import (
     CPU_SHIM,
     command_line,
@@ -20,12 +21,13 @@ from relax_infer.engines.command import (
     environment,
     server_settings,
 )
+from relax_infer.engines.flags import UNFENCED
 from relax_infer.engines.holder import Holder, HolderFiles
-from relax_infer.engines.host_processes import this_host
+from relax_infer.engines.host_processes import shared_files, this_host
 from relax_infer.engines.memory import MIB, sum_of_devices
 from relax_infer.engines.process import free_ports, free_rendezvous, local_path
 from relax_infer.engines.release import MARKER, EngineProcesses
-from relax_infer.engines.server import UNFENCED, unfenced
+from relax_infer.engines.server import unfenced
 from tests.engines.checkpoints import group_spec, make_checkpoint
 
 TOKEN = FenceToken(counter=3, grant_id="g")
@@ -67,7 +69,7 @@ def test_a_node_of_several_has_its_rank_and_the_rendezvous_of_all(spec):
     wide = spec.model_copy(update={"gpus_per_replica": 16, "nodes_per_replica": 2})
     made = [settings(wide, node=node, rendezvous="h:7") for node in (0, 1)]
     assert [each["node-rank"] for each in made] == [0, 1]
-    assert {(each["nnodes"], each["dist-init-addr"], each["tp"]) for each in made} == {
+    assert {(each["nnodes"], each["dist-init-addr"], each["tp-size"]) for each in made} == {
         (2, "h:7", 16)
     }
     command = command_line(wide, made[1], socket=Path("s"), token=TOKEN, request_log=Path("l"))
@@ -81,9 +83,21 @@ def test_one_node_is_told_of_no_others_whatever_the_spec_says(spec):
     assert (made["nnodes"], made["node-rank"], made["dist-init-addr"]) == (None, None, None)
 
 
-def test_pipeline_stages_divide_the_tensor_parallel_size(spec):
-    staged = spec.model_copy(update={"gpus_per_replica": 8, "server_args": {"pp-size": 2}})
-    assert settings(staged)["tp"] == 4
+@pytest.mark.parametrize("name", ["pp-size", "pp_size", "pipeline_parallel_size", "pp"])
+def test_pipeline_stages_divide_the_tensor_parallel_size(spec, name):
+    staged = spec.model_copy(update={"gpus_per_replica": 8, "server_args": {name: 2}})
+    made = settings(staged)
+    assert (made["tp-size"], made["pp-size"]) == (4, 2)
+
+
+def test_a_flag_is_one_however_it_is_written(spec):
+    changed = spec.model_copy(update={"server_args": {"context_length": 64}})
+    made = settings(changed)
+    assert made["context-length"] == 64
+    assert not any("_" in name for name in made)
+    twice = spec.model_copy(update={"server_args": {"tp_size": 1, "tensor-parallel-size": 1}})
+    with pytest.raises(PermanentError, match="tp_size and tensor-parallel-size"):
+        settings(twice)
 
 
 def test_every_rank_of_a_cpu_engine_has_cores_of_its_own_where_there_are_enough(spec, monkeypatch):
@@ -191,6 +205,65 @@ def test_a_holder_outlives_its_actor_and_tokens_live_as_long_as_their_pool(
     assert later.holder() is None
 
 
+def test_what_an_incarnation_left_on_its_host_goes_with_its_holder(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = HolderFiles(spec, 0)
+    scratch = files.scratch("abcdef0123")
+    (scratch / "tmpabc123").touch()
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.touch()
+    other.touch()
+    files.write_holder(
+        Holder(
+            engine_id="e",
+            processes=EngineProcesses(
+                incarnation="abcdef0123", session=0, tree=(), host=this_host(), not_before=0
+            ),
+            base_url="u",
+            socket="s",
+            scratch=str(scratch),
+            shared=(str(mine), str(tmp_path / "gone already")),
+            log="l",
+            request_log="r",
+            model_path="m",
+        )
+    )
+    files.remove_holder()
+    assert (scratch.exists(), mine.exists(), other.exists()) == (False, False, True)
+
+
+def test_what_a_process_shares_is_read_from_its_maps():
+    with tempfile.NamedTemporaryFile(prefix="relax mapped ", dir="/dev/shm") as file:
+        file.write(b"x")
+        file.flush()
+        with mmap.mmap(file.fileno(), 1):
+            assert shared_files(os.getpid(), "relax mapped") == {file.name}
+            assert shared_files(os.getpid(), "others") == set()
+    assert shared_files(2**22 + 1, "") == set(), "there is no such process"
+
+
+async def test_no_interpreter(spec, tmp_path, monkeypatch):
+    """The one that a node lacks is named, and nothing is held there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process, "log_folder", lambda _: tmp_path / "logs")
+    launch = process.Launch(
+        group=spec.model_copy(update={"python": "/nowhere/python"}),
+        incarnation="abcdef0123",
+        token=TOKEN,
+        model_path=spec.model_path,
+    )
+    files = HolderFiles(spec, 0)
+    with pytest.raises(PermanentError, match=r"/nowhere/python.*engine\.python"):
+        await process.start_server(launch, 0, 0, files)
+    assert files.holder() is None
+
+
+def test_an_incarnation_writes_in_passing_to_a_folder_of_its_own(spec, tmp_path):
+    variables = environment(spec, "i", (0,), {"TMPDIR": "/elsewhere"}, scratch=tmp_path)
+    assert variables["TMPDIR"] == str(tmp_path)
+    assert not variables["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path)), "it is kept"
+
+
 def test_a_socket_path_that_no_socket_can_have_is_refused_with_what_to_do(
     spec, tmp_path, monkeypatch
 ):
@@ -226,12 +299,15 @@ def test_a_local_path_is_told_from_a_remote_one(url, path):
 
 
 def test_memory_is_summed_over_the_engine_s_own_devices():
-    table = "0, 10\n1, 20\n2, 40\n"
+    table = "0, GPU-a, 10\n1, GPU-b, 20\n2, GPU-c, 40\n"
     assert sum_of_devices(table, (0, 2)) == 50 * MIB
+    assert sum_of_devices(table, ("GPU-c", 1)) == 60 * MIB
     with pytest.raises(UnconfirmedError, match=r"\[3\]"):
         sum_of_devices(table, (0, 3))
+    with pytest.raises(UnconfirmedError, match=r"\['GPU-d'\]"):
+        sum_of_devices(table, ("GPU-a", "GPU-d"))
     with pytest.raises(UnconfirmedError, match=r"\[1\]"):
-        sum_of_devices("0, 10\n1, [N/A]\n", (0, 1))
+        sum_of_devices("0, GPU-a, 10\n1, GPU-b, [N/A]\n", (0, 1))
 
 
 def test_importing_the_room_is_cheap_and_needs_neither_torch_nor_ray():

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 from relax_infer.contracts.external import ExternalAsk, ExternalWatch
 from relax_infer.contracts.failures import TransientError
 from relax_infer.contracts.refs import RunRef, WeightsRef
-from relax_infer.engines import external
+from relax_infer.engines import EngineGuard, external
 
 RUN = RunRef(run="run-1", store="memory://store")
 NEXT = WeightsRef(version=3, uri="file:///weights/3", digest="files")
@@ -40,7 +40,8 @@ class Server:
             case "/health":
                 return web.Response()
             case "/model_info":
-                return web.json_response({"weight_version": self.version})
+                told = {"model_path": "/m", "weight_version": self.version}
+                return web.json_response(told)
             case "/weights_checker":
                 rank = {"per_gpu_checksum": self.digest}
                 return web.json_response({"ranks": [rank], "per_engine_checksum": "both"})
@@ -138,6 +139,18 @@ async def test_only_an_address_of_a_server_is_asked(server: Server, url: str):
     report = await external.check(ask(server, url=url))
     assert not report.answers
     assert report.error == "it is no http://host:port"
+
+
+async def test_a_guard_in_front_of_it_is_named_as_what_hides_its_weights(server: Server):
+    guard = EngineGuard(server.url)
+    await asyncio.to_thread(guard.start)
+    try:
+        report = await external.check(ask(server, url=guard.url))
+    finally:
+        await asyncio.to_thread(guard.stop)
+    assert (report.answers, report.right) == (False, False)
+    assert "as a guard or a fence hides it" in (report.error or "")
+    assert "the address of the engine itself" in (report.error or "")
 
 
 async def test_nobody_who_answers_is_no_engine(server: Server):

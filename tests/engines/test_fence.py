@@ -1,6 +1,7 @@
 """The fence over real HTTP, around an engine that does what the test says."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,16 +12,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken
+from relax_infer.engines import _call, fence
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.fence import TOKEN_REQUIRED
+from relax_infer.gateway._limits import Limits
 from tests.engines.fake_engine import TOKEN, FencedFake, fenced_fake
 
 LATER = FenceToken(counter=2, grant_id="b")
 
 
-@pytest.fixture
-async def fake(tmp_path: Path) -> AsyncIterator[tuple[FencedFake, aiohttp.ClientSession]]:
-    async with fenced_fake(tmp_path) as made:
+@pytest.fixture(params=["in the engine", "as a proxy"])
+async def fake(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[tuple[FencedFake, aiohttp.ClientSession]]:
+    """What the fence promises does not depend on where it stands."""
+    async with fenced_fake(tmp_path, remote=request.param == "as a proxy") as made:
         yield made
 
 
@@ -82,7 +88,7 @@ async def test_the_guard_counts_what_it_admits_refuses_and_how_long_it_drains(fa
     made.fence.close()
     await waiting
     await made.until(lambda: not made.fence.gate.inflight)
-    await made.fence._confirm_drained()
+    await made.fence.confirm_drained()
     assert (await ask(client, "r3"))[0] == 503
     after = await counted()
     assert (after["admitted_total"], after["refused_total closed"]) == (2, 1)
@@ -107,7 +113,7 @@ async def test_abort_and_close_session_work_while_closed_and_change_no_count(fak
     made.fence.gate.close()
     before = made.fence.gate.status()
     for path in ("/abort_request", "/close_session"):
-        async with client.post(path, json={}) as response:
+        async with client.post(path, json={"rid": "nobody"}) as response:
             assert response.status == 200
     assert made.fence.gate.status() == before
 
@@ -236,7 +242,7 @@ async def test_drained_is_confirmed_only_when_gate_table_and_scheduler_agree(fak
     made.engine.running["r"].set()
     await task
     made.engine.running["ghost"] = asyncio.Event()
-    with pytest.raises(PermanentError, match="ghost"):
+    with pytest.raises(PermanentError, match=r"ghost|scheduler is not idle"):
         await control.confirm_drained()
     del made.engine.running["ghost"]
     made.engine.busy_scheduler = True
@@ -279,6 +285,229 @@ async def test_nothing_resident_changes_without_a_token(fake):
                     assert (path, response.status) == (path, 409)
     assert made.engine.seen == []
     assert made.fence.memory.seen == TOKEN
+
+
+@pytest.mark.parametrize("fault", ["silence", "break"])
+async def test_an_engine_that_cannot_tell_about_itself_is_502_and_unhealthy_and_nothing_is_left(
+    fake, fault, monkeypatch
+):
+    made, client = fake
+    monkeypatch.setattr(fence, "ASK_SECONDS", 0.05)
+    made.engine.fault = fault
+    before = len(asyncio.all_tasks())
+    for path in ("/server_info", "/get_server_info", "/model_info", "/get_model_info"):
+        async with client.get(path) as response:
+            assert response.status == 502
+            told = "gave no answer within" if fault == "silence" else "answered 500"
+            assert told in (await response.json())["detail"]
+    async with client.get("/health") as response:
+        assert (response.status, await response.json()) == (503, {"alive": False})
+    await made.until(lambda: len(asyncio.all_tasks()) <= before + 2)
+
+
+LEFT = {
+    "a batch of one id": {"rid": "x", "text": ["a", "b", "c"]},
+    "a batch of ids": {"rid": ["x", "y"], "text": ["a", "b"]},
+    "samples": {"rid": "x", "sampling_params": {"n": 3}, "stream": True},
+    "samples without an id": {"sampling_params": {"n": 2}, "stream": True},
+    "no id": {"text": "a"},
+}
+
+
+@pytest.mark.parametrize("body", LEFT.values(), ids=LEFT)
+async def test_whatever_ids_an_engine_makes_they_end_with_the_caller_that_leaves(fake, body):
+    """pains 19: the payload's own id names none of them."""
+    made, client = fake
+    other = await started(made, client, "other")
+    task = asyncio.create_task(client.post("/generate", json=body))
+    await made.until(lambda: len(made.engine.running) > 1)
+    theirs = set(made.engine.running) - {"other"}
+    assert len(theirs) == len(set(body.get("text", ""))) or "sampling_params" in body
+    if body.get("stream"):
+        (await task).close()
+    else:
+        task.cancel()
+    await made.until(lambda: set(made.engine.running) == {"other"})
+    assert theirs <= set(made.engine.aborted)
+    await made.until(lambda: made.fence.gate.inflight == 1)
+    made.engine.running["other"].set()
+    assert (await other)[1] == {"rid": "other", "aborted": False}
+
+
+async def test_samples_are_aborted_by_the_id_that_the_payload_names(fake):
+    made, client = fake
+
+    async def ended(answer: aiohttp.ClientResponse) -> bool:
+        told = await answer.json()
+        if made.remote is None:
+            return told["aborted"]
+        # Nothing but closing its connection ends it there, so there is nobody left to answer.
+        return (answer.status, told) == (503, {"detail": "The request was aborted"})
+
+    body = {"rid": "run/1/g0", "sampling_params": {"n": 2}}
+    by_prefix = asyncio.create_task(client.post("/generate", json=body))
+    await made.until(lambda: len(made.engine.running) == 2)
+    assert await EngineControl(made.socket).abort("run/1/") != []
+    assert await ended(await by_prefix)
+    await made.until(lambda: not made.engine.running)
+    by_id = asyncio.create_task(client.post("/generate", json=body))
+    await made.until(lambda: len(made.engine.running) == 2)
+    async with client.post("/abort_request", json={"rid": "run/1/g0"}) as response:
+        assert response.status == 200
+    assert await ended(await by_id)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"rid": "", "abort_all": True}, 400),
+        ({"abort_all": True}, 400),
+        ({}, 400),
+        ([], 400),
+        ({"rid": "run", "abort_all": True}, 200),
+        ({"rid": ["run/1", "nobody"]}, 200),
+    ],
+)
+async def test_a_caller_ends_nobody_else_s_requests(fake, body, status):
+    """SGLang would end every request, or each whose id begins so."""
+    made, client = fake
+    one = await started(made, client, "run/1/g0")
+    async with client.post("/abort_request", json=body) as response:
+        assert response.status == status, await response.text()
+    assert set(made.engine.running) == {"run/1/g0"}
+    made.engine.running["run/1/g0"].set()
+    assert (await one)[1]["aborted"] is False
+
+
+async def test_a_body_that_cannot_be_read_for_its_id_is_400(fake):
+    made, client = fake
+    deep = b'{"rid": "r", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    for path in ("/generate", "/abort_request"):
+        async with client.post(path, data=deep) as response:
+            assert response.status == 400
+            assert "nested too deeply" in (await response.json())["detail"]
+    assert made.engine.seen == []
+    assert made.fence.gate.inflight == 0
+    (row,) = made.log()
+    assert (row["event"], row["status"], row["reason"]) == ("refused", 400, "body")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [rb'{"r\u0069d": "r"}', rb'{"\u0072\u0069\u0064": "r"}', '{"rid": "r"}'.encode("utf-16")],
+)
+async def test_an_id_is_seen_however_its_key_is_written(fake, body):
+    made, client = fake
+    post = asyncio.create_task(client.post("/generate", data=body))
+    await made.until(lambda: "r" in made.engine.running)
+    assert made.log()[0]["rid"] == "r"
+    assert await EngineControl(made.socket).requests("") == ["r"]
+    made.engine.running["r"].set()
+    (await post).close()
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/abort_request"])
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_body_beyond_the_limit_is_413_and_the_engine_hears_nothing(
+    fake, path, known, monkeypatch
+):
+    made, client = fake
+    monkeypatch.setattr(_call, "BODY_BYTES", 1000)
+
+    async def parts():
+        for _ in range(11):
+            yield b" " * 100
+
+    async with client.post(path, data=b" " * 1001 if known else parts()) as response:
+        assert response.status == 413
+        assert "1000 bytes" in (await response.json())["detail"]
+    assert made.engine.seen == []
+    assert made.fence.gate.inflight == 0
+
+
+def test_the_limit_is_a_gateway_s():
+    assert Limits.body_bytes == _call.BODY_BYTES
+
+
+@pytest.mark.parametrize(("first", "second"), [("r1", "r10"), ("r10", "r1")])
+async def test_a_caller_that_leaves_ends_no_other_whose_id_begins_alike(fake, first, second):
+    """SGLang aborts by prefix; the later of the two has another id in the engine, of which neither
+    caller sees anything."""
+    made, client = fake
+    one = await started(made, client, first)
+    two = asyncio.create_task(ask(client, second))
+    await made.until(lambda: len(made.engine.running) == 2)
+    (private,) = set(made.engine.running) - {first}
+    assert private.startswith("fence-")
+    control = EngineControl(made.socket)
+    assert await control.requests("") == sorted((first, second))
+    three = asyncio.create_task(ask(client, "r100"))
+    await made.until(lambda: len(made.engine.running) == 3)
+    one.cancel()
+    await made.until(lambda: first not in made.engine.running)
+    assert len(made.engine.running) == 2
+    three.cancel()
+    await made.until(lambda: set(made.engine.running) == {private})
+    made.engine.running[private].set()
+    assert await two == (200, {"rid": second, "aborted": False})
+
+
+@pytest.mark.parametrize("how", ["prefix", "id", "leaves"])
+async def test_a_request_under_a_private_id_is_aborted_by_its_own(fake, how):
+    made, client = fake
+    one = await started(made, client, "r1")
+    two = asyncio.create_task(ask(client, "r10"))
+    await made.until(lambda: len(made.engine.running) == 2)
+    match how:
+        case "prefix":
+            assert await EngineControl(made.socket).abort("r10") == ["r10"]
+        case "id":
+            async with client.post("/abort_request", json={"rid": "r10"}) as response:
+                assert response.status == 200
+        case _:
+            two.cancel()
+    await made.until(lambda: set(made.engine.running) == {"r1"})
+    if how != "leaves":
+        assert await two == (200, {"rid": "r10", "aborted": True})
+    made.engine.running["r1"].set()
+    assert (await one)[1]["aborted"] is False
+
+
+async def test_a_stream_and_a_batch_under_private_ids_say_the_callers_own(fake):
+    made, client = fake
+    one = await started(made, client, "r1")
+    body = {"rid": ["q", "r1\u2713"], "text": ["a", "b"], "big": 12345678901234567890}
+    post = asyncio.create_task(client.post("/generate", json=body))
+    await made.until(lambda: len(made.engine.running) == 3)
+    sent = json.loads(made.engine.bodies[-1])
+    private = sent["rid"][1]
+    assert sent == body | {"rid": ["q", private]}
+    assert private.startswith("fence-")
+    async with client.post("/generate", json={"rid": "r12", "stream": True}) as stream:
+        assert await stream.content.read(7) == b"data: 1"
+        for done in list(made.engine.running.values()):
+            done.set()
+        assert await stream.content.read() == b"data: 2"
+    async with await post as response:
+        assert (await response.json())["rid"] == "q"
+    await one
+
+
+async def test_an_id_that_the_engine_has_is_left_to_the_engine_and_its_owner_lives(fake):
+    made, client = fake
+    one = await started(made, client, "r1")
+    made.engine.deaf_until_started.clear()
+    two = asyncio.create_task(ask(client, "r1"))
+    left = asyncio.create_task(ask(client, "r1"))
+    await made.until(lambda: len(made.engine.bodies) == 3)
+    left.cancel()
+    await made.until(lambda: any(call.left for call in made.fence._calls))
+    made.engine.deaf_until_started.set()
+    assert (await two)[0] == 400
+    await made.until(lambda: made.fence.gate.inflight == 1)
+    assert made.engine.aborted == []
+    made.engine.running["r1"].set()
+    assert await one == (200, {"rid": "r1", "aborted": False})
 
 
 async def test_a_websocket_is_no_way_around(fake):

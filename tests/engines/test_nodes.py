@@ -17,6 +17,7 @@ from relax_infer.contracts.failures import PermanentError, TransientError, Uncon
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines import host_processes, place, process
 from relax_infer.engines.actors import ActorGone
+from relax_infer.engines.closed_grants import closed_grants
 from relax_infer.engines.command import command_line
 from relax_infer.engines.follower import FollowerActor
 from relax_infer.engines.host_processes import this_host
@@ -62,12 +63,12 @@ class NearFollower:
     async def confirm(self, token: FenceToken) -> NodeReport:
         return await self._reach().confirm(token)
 
-    async def end(self, token: FenceToken) -> NodeUse:
+    async def end(self, token: FenceToken, ends_grant: bool = False) -> NodeUse:
         self.ends += 1
-        return await self._reach().end(token)
+        return await self._reach().end(token, ends_grant)
 
-    async def forget(self, token: FenceToken) -> NodeReport:
-        return await self._reach().forget(token)
+    async def forget(self, token: FenceToken, ends_grant: bool = False) -> NodeReport:
+        return await self._reach().forget(token, ends_grant)
 
     async def memory(self) -> NodeUse:
         return await self._reach().memory()
@@ -146,16 +147,20 @@ async def test_both_nodes_start_as_ranks_of_one_engine_with_one_rendezvous(two):
     assert living([head, follower]) == [head, follower]
     for pid, rank in ((head, "0"), (follower, "1")):
         assert argument(pid, "--node-rank") == rank
-        assert (argument(pid, "--nnodes"), argument(pid, "--tp")) == ("2", "2")
+        assert (argument(pid, "--nnodes"), argument(pid, "--tp-size")) == ("2", "2")
     assert argument(head, "--dist-init-addr") == argument(follower, "--dist-init-addr")
     assert argument(head, "--dist-init-addr").startswith("127.0.0.1:")
     names = [report.incarnation for report in await two.nodes.reports()]
     assert names[1] == f"{names[0]}.node-1"
     assert await two.nodes.lost() is None
     assert two.follower.actor._node.process.holder.base_url is None
+    for node, actor in enumerate((two.head, two.follower.actor._node)):
+        said = actor.process.holder.processes.node
+        assert said == f"127.0.0.1 (Ray node n{node})", "where to look, also where hosts are shared"
 
 
 async def test_a_follower_that_cannot_start_is_told_at_once_and_leaves_nothing_anywhere(two):
+    """pains 23: nobody waits for a peer for ever."""
     (two.folder / "fail-1").touch()
     with pytest.raises(PermanentError, match=r"(?s)node 1.*rank 1 cannot start here"):
         await two.start()
@@ -194,7 +199,7 @@ async def test_ending_proves_every_node_and_a_repeat_asks_nobody(two):
 
 
 async def test_a_head_that_is_gone_is_not_ended_again_while_its_follower_is_left(two):
-    """A replica that was partly cleaned can be finished, and only what is left is."""
+    """pains 23: a replica that was partly cleaned can be finished, and only what is left is."""
     await two.start()
     head, follower = two.pids()
     two.follower.cut = UnconfirmedError("policy/replica-0 on its node 1 does not answer")
@@ -309,6 +314,74 @@ async def test_a_follower_does_not_start_beside_what_it_holds(two):
     )
     with pytest.raises(UnconfirmedError, match="on its node 1 holds incarnation"):
         await two.follower.start(launch)
+
+
+def late(two: TwoNodes, token: FenceToken) -> process.Launch:
+    """A start that was on its way to the follower while its host was cut off."""
+    return process.Launch(
+        group=two.spec,
+        incarnation="late",
+        token=token,
+        model_path=str(two.folder),
+        rendezvous="127.0.0.1:1",
+    )
+
+
+@pytest.mark.parametrize("whose", [(), (1,)])
+async def test_a_follower_starts_nothing_under_a_grant_that_a_person_s_word_closed(two, whose):
+    """Also where nothing of it has run yet: its own memory knows no token then."""
+    token = two.token()
+    closed_grants(two.spec, 0, *whose).close(token)
+    with pytest.raises(StaleFence, match="has let go"):
+        await two.follower.start(late(two, token))
+    assert (await two.follower.look()).incarnation is None
+    assert (await two.follower.look()).fence is None
+
+
+async def test_a_word_for_a_follower_that_cannot_be_reached_closes_its_grant(two):
+    """The head answers, and the grant of the replica is opened again; not that of the node which
+    nobody could ask."""
+    op = two.operation()
+    replica = two.made_again()
+    two.follower.cut = UnconfirmedError("its host is gone")
+    assert (await replica.reports.report()).state is ReplicaState.FAILED
+    await replica.forget(op)
+    two.follower.cut = None
+    with pytest.raises(StaleFence, match="has let go"):
+        await two.follower.start(late(two, op.fence))
+    assert (await two.follower.look()).incarnation is None
+    await replica.forget(op)  # it was reached this time
+    closed_grants(two.spec, 0, 1).check(op.fence)
+
+
+async def test_a_word_that_is_wrong_about_a_follower_leaves_its_grant_open(two):
+    await two.start()
+    op = two.operation()
+    with pytest.raises(PermanentError, match="not gone"):
+        await two.nodes.forget(op.fence)
+    closed_grants(two.spec, 0, 1).check(op.fence)
+
+
+@pytest.mark.parametrize("ending", ["end", "forget"])
+async def test_a_follower_starts_nothing_under_a_grant_that_ended_there(two, ending):
+    token = two.token()
+    await getattr(two.follower, ending)(token, True)
+    for _ in range(2):
+        with pytest.raises(StaleFence, match="has let go"):
+            await two.follower.start(late(two, token))
+        two.follower.made_again()
+    assert (await two.follower.look()).incarnation is None
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_stop_ends_the_grant_at_the_followers_unless_it_goes_on_there(two, ends):
+    """A recovery that rebuilds stops the old incarnation and starts another within the grant."""
+    await two.start()
+    replica = two.made_again()
+    await replica.recall()
+    await replica.stop(two.operation().model_copy(update={"ends_grant": ends}))
+    two.follower.made_again()
+    assert two.follower.actor._fence.ended is ends
 
 
 async def test_a_person_s_word_stands_for_a_node_that_cannot_be_asked_not_for_one_that_lives(two):

@@ -19,7 +19,7 @@ from relax_infer.contracts.refs import WeightsRef
 from relax_infer.engines import expected_digest, host_processes
 from relax_infer.engines.actor import EngineActor
 from relax_infer.engines.canary import compare_canaries
-from relax_infer.engines.fence import GATED, METADATA, UNGATED
+from relax_infer.engines.fence import ABORT, GATED, METADATA, UNGATED
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.release import find_processes
 from relax_infer.machines import ReplicaState
@@ -80,7 +80,7 @@ async def test_it_answers_with_the_weights_whose_digest_was_computed_from_the_fi
 async def test_every_process_of_it_carries_its_marker_and_its_socket_is_private(engine):
     await engine.ready(0)
     where = await engine.actor.describe()
-    assert len(where.pids) == 4
+    assert len(where.pids) == 3
     holder = HolderFiles(engine.spec, 0).holder()
     assert holder is not None
     assert {row.stamp.pid for row in find_processes(holder.processes)} == set(where.pids)
@@ -119,7 +119,7 @@ async def test_no_route_of_the_running_server_but_the_allowlist_is_reached_from_
     assert {path for _, path in named} <= {route.path for route in listed_routes()}
     assert ("POST", "/update_weights_from_disk") in named
     open_to_all = {(method, path) for method, path in UNGATED} | {("GET", p) for p in METADATA}
-    open_to_all |= {("POST", path) for path in GATED}
+    open_to_all |= {("POST", path) for path in (*GATED, ABORT)}
     open_to_all |= {("GET", "/health"), ("GET", "/health_generate")}
     before = await engine.actor.read_weights()
     async with Walker(int(url.rpartition(":")[2])) as walker:
@@ -151,6 +151,60 @@ async def test_a_caller_that_leaves_ends_its_request_in_the_engine(engine):
         assert asyncio.get_running_loop().time() < deadline
     ended = [row for row in await engine.log() if row["rid"] == "left"][-1]
     assert (ended["event"], ended["reason"]) == ("ended", "disconnected")
+
+
+ABANDONED: dict[str, dict[str, Any]] = {
+    "a batch of one id": {"rid": "batch", "input_ids": [[6, 2], [9, 3], [22, 5]]},
+    "samples of one id": {"rid": "samples", "input_ids": [6, 2], "sampling_params": {"n": 2}},
+    "no id": {"input_ids": [6, 2, 9]},
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("body", ABANDONED.values(), ids=ABANDONED)
+async def test_whatever_ids_it_makes_they_end_with_the_caller_that_leaves(engine, body, stream):
+    """pains 19: its own names for prompts and samples are none that the payload has."""
+    url = await engine.ready(0)
+    control = await engine.control()
+    sampling = {"max_new_tokens": LONG, "temperature": 0, "ignore_eos": True}
+    sampling |= body.get("sampling_params", {})
+    payload = {**body, "stream": stream, "sampling_params": sampling}
+    if "rid" in body:
+        payload["rid"] += f"-{stream}"
+    prompts = len(body["input_ids"]) if isinstance(body["input_ids"][0], list) else 1
+    wanted = ("rid" in body) + prompts * sampling.get("n", 1)
+    async with aiohttp.ClientSession() as client:
+        asked = asyncio.create_task(client.post(f"{url}/generate", json=payload))
+        async with asyncio.timeout(60):
+            while len(await control.requests("")) < wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        if stream:
+            got = await asked
+            assert await got.content.readany()
+            got.close()
+        else:
+            asked.cancel()
+    deadline = asyncio.get_running_loop().time() + 2
+    # The call itself stays for a while: SGLang's task sleeps after a stream.
+    while left := set(await control.requests("")) - {payload.get("rid")}:
+        assert asyncio.get_running_loop().time() < deadline, left
+
+
+async def test_ids_that_begin_alike_are_kept_apart_and_come_back_as_they_were(engine):
+    """SGLang would end both: it aborts by prefix."""
+    url = await engine.ready(0)
+    control = await engine.control()
+    (short,) = await running(engine, url, "r1")
+    (long,) = await running(engine, url, "r10")
+    short.cancel()
+    async with asyncio.timeout(30):
+        while "r1" in await control.requests(""):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert not long.done()
+    assert await control.requests("") == ["r10"]
+    assert await control.abort("r10") == ["r10"]
+    answer = (await long)[1]["meta_info"]
+    assert (answer["id"], answer["finish_reason"]["type"]) == ("r10", "abort")
 
 
 async def test_settling_a_prefix_aborts_those_requests_and_returns_when_they_are_gone(engine):
@@ -355,6 +409,17 @@ async def test_offload_by_restart_leaves_no_process_and_onload_starts_another(en
         assert (await engine.actor.probe()).weight_version == 1
     finally:
         engine.spec = memory_saver
+
+
+async def test_an_engine_that_is_ended_leaves_no_file_on_its_host(engine):
+    await engine.ready(0)
+    holder = HolderFiles(engine.spec, 0).holder()
+    assert holder is not None
+    left = [*map(Path, holder.shared), Path(holder.scratch)]
+    assert [each.parent.name for each in left[:-1]] == ["shm"], "SGLang shares its load elsewhere"
+    assert all(each.exists() for each in left)
+    await engine.operate("stop")
+    assert not any(each.exists() for each in left)
 
 
 async def test_a_launch_that_fails_tells_the_engine_s_last_words_and_leaves_nothing(engine):

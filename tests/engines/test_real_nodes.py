@@ -124,7 +124,7 @@ async def test_two_nodes_are_one_engine_that_samples_what_one_node_samples(real)
     assert [(node.node, node.lost) for node in where.nodes] == [(0, None), (1, None)]
     head, follower = where.nodes
     assert follower.incarnation == f"{head.incarnation}.node-1"
-    assert (len(head.pids), len(follower.pids)) == (4, 3)
+    assert (len(head.pids), len(follower.pids)) == (4, 2)
     spec = real.group.spec
     names = {spec.actor_name(0), spec.actor_name(0, 1)}
     assert names == {
@@ -182,7 +182,7 @@ async def test_a_lost_actor_of_the_follower_costs_the_replica_which_an_onload_re
     (report,) = (await asyncio.wait_for(watch, 60)).lost
     assert report.state is ReplicaState.FAILED
     assert "node 1" in (report.error or "")
-    assert len(living(pids(where))) == 7
+    assert len(living(pids(where))) == 6
     await ready(real)
     assert living(pids(where)) == []
     assert [node.lost for node in (await described(real)).nodes] == [None, None]
@@ -198,7 +198,7 @@ async def test_an_actor_of_the_head_made_again_finds_both_nodes_and_ends_them(re
     assert (report.state, report.incarnation) == (ReplicaState.FAILED, where.incarnation)
     found = await described(real)
     assert [node.incarnation for node in found.nodes] == [n.incarnation for n in where.nodes]
-    assert len(living(pids(where))) == 7
+    assert len(living(pids(where))) == 6
     stopped = await real.group.stop(real.operation())
     assert states(stopped) == [DEAD]
     assert living(pids(where)) == []

@@ -1,6 +1,8 @@
 """Release proof against real processes."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -188,6 +190,40 @@ def test_another_host_gives_no_proof(tree):
         with pytest.raises(UnconfirmedError, match="own host"):
             prove_release(made.engine.model_copy(update={"host": host}), timeout=5)
     assert alive(made.parent.pid) == [made.parent.pid]
+
+
+def test_every_doubt_names_the_node_also_where_several_share_a_host(tree, monkeypatch):
+    """Who reads it must know where to look: contract 7.6."""
+    node = "10.0.0.7 (Ray node abc)"
+    named = f"on node/container {re.escape(node)}"
+    usual, bare, hidden = tree("usual"), tree("bare"), tree("usual")
+    at = {"node": node}
+    with pytest.raises(UnconfirmedError, match=f"{bare.child} .*{named} is in its session"):
+        prove_release(bare.engine.model_copy(update=at), timeout=2)
+    with pytest.raises(UnconfirmedError, match=f"{named} do not show"):
+        check_marks(bare.engine.model_copy(update=at))
+    host = usual.engine.host.model_copy(update={"machine_id": "other"})
+    with pytest.raises(UnconfirmedError, match=f"ran on host .*{named}, this is"):
+        prove_release(usual.engine.model_copy(update=at | {"host": host}), timeout=5)
+    monkeypatch.setattr(host_processes, "send_signal", lambda stamp, number: True)
+    with pytest.raises(UnconfirmedError, match=f"{named} are alive"):
+        prove_release(usual.engine.model_copy(update=at), timeout=0.3)
+    real = host_processes.environment
+
+    def environment(pid: int) -> dict[bytes, bytes] | None:
+        if pid == hidden.child:
+            raise PermissionError
+        return real(pid)
+
+    monkeypatch.setattr(host_processes, "environment", environment)
+    with pytest.raises(UnconfirmedError, match=f"{hidden.child} .*{named} started later and hides"):
+        find_processes(usual.engine.model_copy(update=at))
+
+
+def test_a_record_of_an_earlier_version_names_no_node(tree):
+    made = tree("usual")
+    old = json.loads(made.engine.model_dump_json(exclude={"node"}))
+    assert EngineProcesses.model_validate(old).where == ""
 
 
 def test_a_boot_since_then_is_proof_by_itself_only_on_the_same_machine():

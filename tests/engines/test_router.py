@@ -101,6 +101,7 @@ def healthy(*engines: Engine) -> dict[str, bool]:
 async def test_a_worker_whose_addition_was_accepted_is_not_active_until_its_engine_answers(
     routers: Routers, engines: list[Engine]
 ) -> None:
+    """pains 13: 202 is no readiness."""
     first, late, _ = engines
     await late.down()
     async with routers(free_port()) as router:
@@ -130,6 +131,7 @@ async def test_a_worker_that_never_answers_is_told_and_the_others_stay(
 async def test_a_dead_worker_is_removed_without_its_help(
     routers: Routers, engines: list[Engine]
 ) -> None:
+    """pains 12: to deregister does not depend on the engine."""
     first, second, _ = engines
     async with routers(free_port()) as router:
         await router.set_workers([first.url, second.url])
@@ -157,6 +159,7 @@ async def test_an_address_that_is_known_may_be_added_again_also_after_its_engine
 async def test_a_router_that_came_back_empty_is_given_what_the_registry_has(
     routers: Routers, engines: list[Engine]
 ) -> None:
+    """pains 11."""
     wanted = [engine.url for engine in engines[:2]]
     port = free_port()
     async with routers(port) as router:
@@ -170,6 +173,7 @@ async def test_a_router_that_came_back_empty_is_given_what_the_registry_has(
 async def test_a_registry_that_came_back_finds_a_router_with_others_and_makes_it_exact(
     routers: Routers, engines: list[Engine]
 ) -> None:
+    """pains 11: the router holds stale workers across a restart."""
     first, second, third = engines
     async with routers(free_port()) as router:
         await router.set_workers([first.url, second.url])

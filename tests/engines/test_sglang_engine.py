@@ -36,12 +36,13 @@ async def test_a_static_engine_refuses_other_weights_before_anything_is_sent(tmp
 
 
 @pytest.mark.usefixtures("short")
-def test_a_static_engine_is_not_made_with_flags_that_would_lose_its_checkpoint(tmp_path):
+@pytest.mark.parametrize("role", ["genrm", "rollout"])
+def test_an_engine_is_not_made_with_flags_that_would_lose_its_weights(tmp_path, role):
     with pytest.raises(ValueError, match="CPU weight backup"):
         SGLangEngine(
             tmp_path,
             name="judge",
-            role="genrm",
+            role=role,
             server_args={"enable-weights-cpu-backup": False},
         )
 

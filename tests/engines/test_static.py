@@ -45,6 +45,7 @@ async def test_the_refusal_comes_before_any_engine_is_asked(tmp_path):
     [
         ({"load-format": "dummy"}, "load-format: a static engine needs its own checkpoint"),
         ({"enable_weights_cpu_backup": False}, "CPU weight backup"),
+        ({"enable-weights-cpu-backup": None}, "CPU weight backup"),
         ({"lora-paths": "a=b"}, "LoRA"),
         ({"enable-lora": True}, "LoRA"),
     ],
@@ -65,3 +66,20 @@ def test_a_configuration_that_loses_its_checkpoint_is_refused(flags, says):
 def test_the_policy_may_have_what_a_static_role_may_not():
     flags = {"rollout.engine.server_args": {"enable-lora": True}}
     assert plan_inference_placement(load_recipe("quickstart", flags))
+
+
+@pytest.mark.parametrize("flag", ["enable-weights-cpu-backup", "enable_weights_cpu_backup"])
+@pytest.mark.parametrize("value", [False, None])
+@pytest.mark.parametrize("where", ["rollout.engine", "rollout.server_groups.0"])
+def test_the_policy_keeps_its_weight_backup_while_it_sleeps(flag, value, where):
+    """Contract 6.4: an explicit False is refused, also where only one group says it."""
+    flags = {f"{where}.server_args": {flag: value}}
+    if "groups" in where:
+        flags = {"rollout.server_groups": [{"server_args": {flag: value}}]}
+    with pytest.raises(PlacementError) as refused:
+        plan_inference_placement(load_recipe("quickstart", flags))
+    (violation,) = refused.value.violations
+    assert violation.field == f"{where}.server_args.{flag}"
+    assert "CPU weight backup" in str(refused.value)
+    by_ending = {"rollout.engine.offload": "restart"}
+    assert plan_inference_placement(load_recipe("quickstart", flags | by_ending))

@@ -111,9 +111,13 @@ async def wire(say: Say) -> AsyncIterator[Wire]:
     waits until the gateway hangs up."""
     state = Wire()
     writers: list[asyncio.StreamWriter] = []
+    serving = set[asyncio.Task[Any]]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -145,6 +149,9 @@ async def wire(say: Say) -> AsyncIterator[Wire]:
         server.close()
         for writer in writers:
             writer.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
         await server.wait_closed()
 
 
@@ -153,6 +160,8 @@ class Gateway:
     url: str
     control: str
     intake: RegistryIntake
+    connections: set[Any] = field(default_factory=set)
+    """The server's protocols, one for each caller that is connected."""
 
     @property
     def port(self) -> int:
@@ -206,7 +215,7 @@ async def gateway(
     urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]
     await until(lambda: all(server.started for server in servers))
     try:
-        yield Gateway(urls[0], urls[1], intake)
+        yield Gateway(urls[0], urls[1], intake, servers[0].server_state.connections)
     finally:
         for server in servers:
             server.should_exit = True

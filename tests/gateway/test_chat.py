@@ -75,7 +75,21 @@ async def test_a_model_whose_backend_name_is_not_declared_is_503() -> None:
         answer = await ask("POST", f"{front.url}/genrm/v1/chat/completions", CHAT)
     assert answer.status == 503
     assert answer.detail == "Discovery does not declare the backend served model name"
+    assert answer.headers["Retry-After"] == "1"
     assert upstream.posts == []
+
+
+@pytest.mark.parametrize("direct", [False, True])
+async def test_the_key_of_a_group_is_kept_to_the_router_and_chooses_a_replica(direct: bool) -> None:
+    key = {"x-smg-routing-key": "group-7"}
+    async with gateway(direct=direct) as front, engine(complete) as router, engine(complete) as one:
+        front.publish("rollout", one.url, route_mode="SGLANG_ROUTER", router_url=router.url)
+        front.publish("teacher", one.url, router.url)
+        await ask("POST", f"{front.url}/rollout/v1/chat/completions", CHAT, key)
+        assert router.posts[-1][0].getall("X-SMG-Routing-Key") == ["group-7"]
+        for _ in range(4):
+            await ask("POST", f"{front.url}/teacher/v1/chat/completions", CHAT, key)
+    assert sorted((len(one.posts), len(router.posts) - 1)) == [0, 4]
 
 
 @pytest.mark.parametrize("path", ALIASES)

@@ -337,23 +337,6 @@ async def test_a_body_that_is_refused_early_is_read_and_dropped_within_its_time(
         assert status_of(await by_hand(front.port, polite)) == 413
 
 
-async def test_an_idle_caller_is_hung_up_on_and_one_that_waits_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from relax_infer.gateway import _protocol
-
-    async def slowly(asked: web.Request, payload: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(1.0)
-        return await echo(asked, payload)
-
-    monkeypatch.setattr(_protocol, "IDLE_SECONDS", 0.3)
-    async with gateway() as front, engine(slowly) as upstream:
-        front.publish("teacher", upstream.url)
-        quick = request(body=b"{")
-        raw = await everything(front.port, quick + request() + quick)
-    assert statuses(raw) == [400, 200, 400]  # and then hung up on
-
-
 @pytest.mark.parametrize("uvloop_", [False, True])
 def test_one_clock_is_late_for_each_in_its_order(uvloop_: bool) -> None:
     async def test() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -8,15 +9,19 @@ from typing import Any
 import aiohttp
 import pytest
 
-from relax_infer.contracts.batch import RegistryPush
+from relax_infer.contracts.batch import Judging, RegistryPush
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.run import FrontAddress
 from relax_infer.engines.host_processes import processes
 from relax_infer.engines.router import RouterAdapter
 from relax_infer.gateway.front import Front
+from relax_infer.placement.facts import RouterFacts
+from relax_infer.placement.run_actors import look_at_routers, recorded_routers
+from tests.gateway.asking import ask
 from tests.gateway.fakes import Engine, engine, registry, until
 from tests.gateway.test_gateway import echo, post
+from tests.gateway.test_judge import MESSAGES, PROMPT, TEMPLATE, save_tokenizer, yes
 
 pytestmark = [
     pytest.mark.real,
@@ -69,6 +74,35 @@ async def gone(*pids: int) -> None:
 
 async def generate(address: FrontAddress) -> int:
     return (await post(f"{address.gateway_url}/rollout/generate"))[0]
+
+
+async def test_a_look_from_outside_finds_the_router_and_hears_that_it_answers(front: Front):
+    address = await front.ensure()
+    (router,) = [each for each in await look_at_routers() if each.run == front.run]
+    described_as = await described(front)
+    assert (router.url, router.pid) == (address.router_url, described_as["router_pid"])
+    assert router.fault is None
+
+
+async def test_the_router_of_a_front_that_is_gone_is_found_in_its_file_and_asked(front: Front):
+    import ray
+
+    address = await front.ensure()
+    there = await described(front)
+    cluster = ray.get_runtime_context().gcs_address
+
+    async def look() -> RouterFacts:
+        (found,) = await recorded_routers(cluster, [front.run, "nobody"], "127.0.0.1")
+        return found
+
+    end(there["actor_pid"])
+    await gone(there["actor_pid"])
+    assert await look() == RouterFacts(
+        run=front.run, url=address.router_url, pid=there["router_pid"]
+    )
+    end(there["router_pid"])
+    await gone(there["router_pid"])
+    assert (await look()).fault == "its front is gone, and its process has ended"
 
 
 async def workers(front: Front) -> set[str]:
@@ -127,6 +161,73 @@ async def test_dead_children_are_started_again_on_their_ports(front: Front) -> N
         assert await generate(address) == 200
 
 
+async def test_an_older_push_does_not_win_because_the_gateway_was_started_again(
+    front: Front,
+) -> None:
+    address = await front.ensure()
+    async with engine(echo) as first, engine(echo) as second:
+        await front.push(push_of(front, address, first, second, term=2, revision=3))
+        before = await described(front)
+        end(before["gateway_pid"])
+        await gone(before["gateway_pid"])
+        await crash_actor(before)
+        late = await front.push(push_of(front, address, first, term=2, revision=2))
+        assert late == {"outcome": "older", "held": {"term": 2, "topology_revision": 3}}
+        assert await workers(front) == {first.url, second.url}
+        assert await generate(address) == 503
+        again = push_of(front, address, first, second, term=2, revision=3)
+        assert (await front.push(again))["outcome"] == "accepted"
+        assert await generate(address) == 200
+
+
+async def test_a_run_of_another_stack_is_not_held_to_what_an_earlier_one_pushed(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_STACK", "first")
+    address = await front.ensure()
+    async with engine(echo) as first:
+        await front.push(push_of(front, address, first, term=2, revision=3))
+        await crash_actor(await described(front))
+        monkeypatch.setenv("RELAX_STACK", "second")
+        address = await front.ensure()
+        assert (await front.push(push_of(front, address, first)))["outcome"] == "accepted"
+        assert await generate(address) == 200
+
+
+async def test_messages_are_judged_as_the_recipe_says_also_by_a_gateway_started_again(
+    front: Front, tmp_path: Path
+) -> None:
+    save_tokenizer(tmp_path / "judge", TEMPLATE)
+    address = await front.ensure()
+    judging = Judging(template_kwargs={"m": {"think": True}}, max_new_tokens=7)
+    async with engine(yes) as upstream:
+        upstream.info["tokenizer_path"] = str(tmp_path / "judge")
+        push = RegistryPush(
+            run=RunRef(run=front.run, store="memory://"),
+            role="genrm",
+            term=1,
+            document=registry("genrm", upstream.url),
+            judging=judging,
+        )
+        assert (await front.push(push))["outcome"] == "accepted"
+        before = await described(front)
+        assert await judged(address, upstream) == ([*PROMPT, 2], 7)
+        end(before["gateway_pid"])
+        await gone(before["gateway_pid"])
+        assert (await front.push(push))["outcome"] == "accepted"
+        assert await judged(address, upstream) == ([*PROMPT, 2], 7)
+        await front.push(push.model_copy(update={"judging": Judging(max_new_tokens=9)}))
+        assert await judged(address, upstream) == (PROMPT, 9)
+
+
+async def judged(address: FrontAddress, upstream: Engine) -> tuple[list[int], int]:
+    """Prompt and ``max_new_tokens`` of what the engine is asked for messages."""
+    answer = await ask("POST", f"{address.gateway_url}/genrm/generate", {"messages": MESSAGES})
+    assert answer.json == {"response": "yes"}
+    sent = json.loads(upstream.posts[-1][1])
+    return sent["input_ids"], sent["sampling_params"]["max_new_tokens"]
+
+
 async def test_children_that_die_while_nobody_asks_are_started_again(front: Front) -> None:
     address = await front.ensure()
     async with engine(echo) as first:
@@ -155,6 +256,7 @@ async def test_a_worker_that_appears_when_nobody_waits_for_it_is_let_go(front: F
 
 
 async def test_a_new_actor_adopts_what_runs_and_restarts_what_does_not(front: Front) -> None:
+    """pains 11."""
     address = await front.ensure()
     async with engine(echo) as first:
         await front.push(push_of(front, address, first))

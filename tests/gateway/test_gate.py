@@ -45,6 +45,24 @@ def test_closing_cancels_every_active_request_once_and_keeps_it_in_flight():
     assert gate.status() == {"ready": False, "inflight": 1, "backend_drained": False}
 
 
+def test_a_cancel_that_raises_leaves_no_other_request_uncancelled(
+    caplog: pytest.LogCaptureFixture,
+):
+    gate = opened()
+    cancelled: list[str] = []
+
+    def broken() -> None:
+        raise RuntimeError("no loop")
+
+    gate.enter(lambda: cancelled.append("first"))
+    gate.enter(broken)
+    gate.enter(lambda: cancelled.append("third"))
+    gate.close()
+    assert cancelled == ["first", "third"]
+    assert (gate.ready, gate.inflight) == (False, 3)
+    assert "no loop" in caplog.text
+
+
 def test_a_cancel_callback_may_finish_its_own_request():
     gate = opened()
     tokens: list[int] = []

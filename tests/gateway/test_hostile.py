@@ -85,6 +85,25 @@ HEADS = {
     "CONNECT": b"CONNECT example.com:443 HTTP/1.1\r\nhost: x\r\n\r\n",
     "HTTP/2 by prior knowledge": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a head that is too large": b"GET /healthz HTTP/1.1\r\n" + b"x-a: " + b"y" * 300_000,
+    "a head that is too large, whole and with its body": framed(GOOD, b"x-a: " + b"y" * 70_000),
+    "headers that are too many, whole and with their body": framed(GOOD, *[b"x-a: 1"] * 20_000),
+    "headers that are too many and short, whole and with their body": framed(
+        GOOD, *[b"a:"] * 60_000
+    ),
+    "a target that is too large, whole and with its body": framed(
+        GOOD, path=b"/genrm/generate?" + b"y" * 70_000
+    ),
+    "trailers that are too many": (
+        b"POST /genrm/generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"d\r\n" + GOOD + b"\r\n0\r\n" + b"a:\r\n" * 60_000 + b"\r\n"
+    ),
+    "a trailer that does not end": (
+        b"POST /genrm/generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"d\r\n" + GOOD + b"\r\n0\r\nx-a: " + b"y" * 700_000
+    ),
+    "a chunk extension that does not end": (
+        b"POST /genrm/generate HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nd;" + b"y" * 300_000
+    ),
     "too many headers": b"GET /healthz HTTP/1.1\r\n" + b"x-a: 1\r\n" * 60_000,
     "a request line that is too large": b"GET /" + b"y" * 300_000,
 }

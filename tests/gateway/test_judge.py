@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.discovery import InferenceRegistry, ModelSnapshot, ReplicaSnapshot, RoutingSpec
 from relax_infer.gateway.judge import ChatTemplates
+from relax_infer.gateway.serve import GatewayOptions, serve_gateway
 from tests.gateway.asking import Reply, ask
-from tests.gateway.fakes import Gateway, engine, gateway, until
+from tests.gateway.fakes import Gateway, engine, free_port, gateway, registry, until
 
 MESSAGES = [{"role": "user", "content": "is 4 even ?"}]
 WORDS = ("<u>", "<a>", "<think>", "is", "4", "even", "?")
@@ -80,6 +81,41 @@ async def test_the_template_is_given_what_the_instance_asks_for(folder: Path) ->
     sent = json.loads(upstream.posts[0][1])
     assert sent["input_ids"] == [*PROMPT, 2]
     assert sent["sampling_params"]["max_new_tokens"] == 7
+
+
+async def test_how_messages_are_judged_is_told_on_the_control_socket(
+    folder: Path, tmp_path: Path
+) -> None:
+    port, control = free_port(), tmp_path / "gw"
+    options = GatewayOptions(tokenizers={"m": str(folder)})
+    serving = asyncio.create_task(
+        serve_gateway(host="127.0.0.1", port=port, control_socket=control, options=options)
+    )
+    await until(control.exists)
+    async with (
+        engine(yes) as upstream,
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(control))) as session,
+    ):
+
+        async def put(path: str, body: Any) -> int:
+            async with session.put(f"http://gateway{path}", json=body) as answer:
+                return answer.status
+
+        document = registry("genrm", upstream.url)
+        assert await put("/registry/genrm", {"term": 1, "document": document}) == 200
+        for told, prompt, tokens in (
+            ({"template_kwargs": {"m": {"think": True}}, "max_new_tokens": 7}, [*PROMPT, 2], 7),
+            ({"template_kwargs": {"other": {"think": True}}}, PROMPT, 1024),
+        ):
+            assert await put("/judging", told) == 200
+            assert await put("/judging", {"max_new_tokens": 0}) == 400
+            url = f"http://127.0.0.1:{port}/genrm/generate"
+            await ask("POST", url, {"messages": MESSAGES})
+            sent = json.loads(upstream.posts[-1][1])
+            assert sent["input_ids"] == prompt
+            assert sent["sampling_params"]["max_new_tokens"] == tokens
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_without_a_folder_the_engine_is_asked_where_its_tokenizer_is(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Who may scale over HTTP, what is answered, and that nothing else of the gateway changes."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.discovery import Role
-from relax_infer.gateway._asgi import Receive, Scope, Send, reply
+from relax_infer.gateway._asgi import App, Receive, Scope, Send, reply
 from relax_infer.gateway.operator import ScaleRefused, with_operator_routes
 from relax_infer.machines import ScaleState
+from tests.gateway.asking import by_hand, status_of
+from tests.gateway.fakes import gateway, until
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -198,3 +201,32 @@ async def test_only_the_operator_recovers_engines_and_only_with_a_body_that_is_k
     long = {"request_id": "x" * 70_000}
     assert (await client.post(RECOVER, json=long, headers=TOKEN)).status_code == 413
     assert roles.recoveries == []
+
+
+@pytest.mark.parametrize("path", ["/rollout/scale_out", RECOVER])
+async def test_a_body_that_does_not_come_is_408_and_one_that_leaves_is_nobodys(
+    roles: Roles, path: str, caplog: pytest.LogCaptureFixture
+):
+    def guarded(app: App) -> App:
+        return with_operator_routes(
+            app,
+            token="secret",
+            ask=roles.ask,
+            look=roles.look,
+            recover=roles.recover,
+            body_timeout=0.2,
+        )
+
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\n"
+    begun = head.encode() + b"content-length: 20\r\n\r\n{"
+    async with gateway(wrap=guarded) as front:
+        raw = await by_hand(front.port, begun)
+        assert (status_of(raw), b"connection: close" in raw) == (408, True)
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(begun)
+        await until(lambda: len(front.connections) == 1)
+        writer.transport.abort()
+        await until(lambda: not front.connections)
+    assert (roles.asked, roles.recoveries) == ([], [])
+    assert "does not answer" not in caplog.text
+    assert not [record for record in caplog.records if path in record.getMessage()]

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 from typer.testing import CliRunner
 
 import relax_infer
 from relax_infer.cli import app
+from relax_infer.gateway._open_files import allow_files
 from tests.gateway.asking import ask, get
 from tests.gateway.fakes import engine, held_port, registry, until
 from tests.gateway.test_gateway import echo
@@ -207,6 +209,7 @@ def test_a_port_in_use_ends_it_with_2(tmp_path: Path) -> None:
         (["--host", "no such host"], "cannot listen on"),
         (["--role", "worker"], "worker"),
         (["--request-timeout", "0"], "--request-timeout"),
+        (["--connections", "0"], "--connections"),
     ],
 )
 def test_options_that_cannot_be_used_end_it_with_2(
@@ -217,6 +220,60 @@ def test_options_that_cannot_be_used_end_it_with_2(
     ended = command("--port", "0", "--registry", str(file), *words)
     assert ended.exit_code == 2, ended.output
     assert says in ended.stderr
+
+
+async def test_as_many_requests_are_under_way_as_connections_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    go, under_way = asyncio.Event(), 0
+
+    async def wait(request: web.Request, payload: dict[str, Any]) -> web.StreamResponse:
+        nonlocal under_way
+        under_way += 1
+        await go.wait()
+        return await echo(request, payload)
+
+    file = tmp_path / "registry.json"
+    async with engine(wait) as upstream:
+        file.write_text(json.dumps({"genrm": document(upstream.url)}))
+        with started(file, "--connections", "2") as (_, url):
+            url += "/genrm/generate"
+            asked = [asyncio.create_task(ask("POST", url, {"text": "x"})) for _ in range(3)]
+            await until(lambda: under_way == 2)
+            metrics = url.replace("/generate", "/metrics")
+            async with asyncio.timeout(20):
+                while 'in_flight{role="genrm"} 3' not in (await get(metrics)).body.decode():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert under_way == 2
+            go.set()
+            assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "becomes", "says"),
+    [
+        ((1024, 1024), 400, (1024, 1024), ""),
+        ((1024, 8192), 4000, (8128, 8192), ""),
+        ((1024, 8192), 4096, (8192, 8192), "ulimit -n 8320"),
+        ((1024, 1024), 4096, (1024, 1024), "--connections 448"),
+    ],
+)
+def test_open_files_are_allowed_as_far_as_may_be_and_else_the_log_says_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limit: tuple[int, int],
+    asked: int,
+    becomes: tuple[int, int],
+    says: str,
+) -> None:
+    import resource
+
+    now = [limit]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: now[0])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, value: now.append(value))
+    allow_files(asked)
+    assert now[-1] == becomes
+    assert (says in caplog.text) if says else not caplog.records
 
 
 async def test_messages_are_rendered_by_the_named_tokenizer(tmp_path: Path) -> None:

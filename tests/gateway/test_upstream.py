@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import json
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from relax_infer.gateway import _connection, _pool
-from relax_infer.gateway._answers import Exchange, answer_of
+from relax_infer.gateway import _aborts, _answers, _connection, _pool
+from relax_infer.gateway._answers import Exchange, answer_of, whole_of
 from relax_infer.gateway._connection import Broken
 from relax_infer.gateway._errors import GatewayError
 from relax_infer.gateway._upstream import Upstream
@@ -132,6 +133,7 @@ def test_a_request_is_written_as_it_is_said_and_a_header_cannot_make_another(run
         b"HTTP/1.1 101 Switch\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
         b"HTTP/1.1 999 Odd\r\ncontent-length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * _connection.MAX_HEAD,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx: %s\r\n\r\n{}" % (b"y" * _connection.MAX_HEAD),
         b"HTTP/1.1 102 Processing\r\n\r\n" * 4000,
     ],
 )
@@ -270,6 +272,54 @@ def test_whoever_is_interrupted_hangs_up_and_gives_its_turn_back(run: Any) -> No
         await client.close()
 
     run(test())
+
+
+def test_aborts_take_no_turns_of_requests_and_are_few_at_once(run: Any) -> None:
+    async def test() -> None:
+        client = Upstream(1)
+        go, rids = asyncio.Event(), [f"r{n}" for n in range(300)]
+        async with backend(go, OK) as busy, backend(OK) as engine, backend(go, OK) as slow:
+            asked = asyncio.create_task(whole(client, busy))
+            await until(lambda: len(busy.heads) == 1)  # the only turn
+            client.abort([engine.url], rids)
+            await until(lambda: len(engine.bodies) == 300)
+            assert {json.loads(body)["rid"] for body in engine.bodies} == set(rids)
+            assert engine.connections <= _aborts.AT_ONCE
+            client.abort([slow.url, engine.url], rids)
+            await until(lambda: len(slow.heads) == _aborts.AT_ONCE)
+            assert slow.connections == _aborts.AT_ONCE
+            go.set()
+            await until(lambda: (len(slow.heads), len(engine.heads)) == (300, 600))
+            assert await asked == b"{}"
+        await client.close()
+
+    run(test())
+
+
+async def test_of_too_many_aborts_the_oldest_are_dropped_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_aborts, "WAITING", 100)
+    client = Upstream(1)
+    async with backend(OK) as engine:
+        client.abort([engine.url], [f"r{n}" for n in range(300)])
+        await until(lambda: len(engine.bodies) == 100)
+        assert {json.loads(body)["rid"] for body in engine.bodies} == {
+            f"r{n}" for n in range(200, 300)
+        }
+        await client.close()
+    assert "200 aborts were dropped" in caplog.text
+
+
+async def test_an_encoded_body_that_comes_to_too_much_is_502(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_answers, "_DECODED_BODY", 1000)
+    headers = [(b"content-encoding", b"gzip")]
+    just = b'"%b"' % (b"x" * 998)
+    assert whole_of(200, headers, gzip.compress(just)).body == just
+    with pytest.raises(GatewayError, match="too large"):
+        whole_of(200, headers, gzip.compress(just + b" "))
 
 
 def test_a_backend_that_is_not_there_is_502(run: Any) -> None:

@@ -54,6 +54,11 @@ class Book(NamedTuple):
         return not any(self.holds(role) for role, _ in self.leases)
 
 
+def begun_anew(roles: tuple[str, ...], lost: int) -> Book:
+    """Of a lease that follows ``lost`` others."""
+    return _read(LeaseBook.begun_anew("default", roles, run="run", lost=lost, at=0.0))
+
+
 def new_book(roles: tuple[str, ...]) -> Book:
     return _read(LeaseBook("default", roles))
 
@@ -130,6 +135,12 @@ def refusal(book: Book, method: str, **fields: Any) -> str | None:
     except LeaseRefused as refused:
         return str(refused)
     return None
+
+
+@memo
+def in_doubt_for(book: Book, role: str) -> tuple[str, ...]:
+    """Roles that a grant to ``role`` waits for."""
+    return tuple(_restore(book).in_doubt_for(role))
 
 
 @memo

@@ -12,6 +12,7 @@ from tests.machines.model import (
     Role,
     State,
     Zombie,
+    has_left,
 )
 from tests.machines.recoveries import course
 from tests.machines.trainer import trainer_operate
@@ -24,6 +25,8 @@ FAULTS = frozenset(
     }
 )
 """Events that spend the budget; an answer after a trouble does too."""
+LOST_LEASES = frozenset({"lease_lost", "unanswered"})
+"""More of them, where a lease may be lost."""
 TROUBLES = ("launch", "load", "drain", "prove", "keep", "unreachable")
 
 
@@ -54,6 +57,7 @@ def events(config: Config, state: State) -> list[Event]:
     found: list[Event] = []
     if not state.step.wait:
         found += _of_step(config, state)
+    found += _of_lease(config, state)
     for name, role in zip(config.roles, state.roles, strict=True):
         found += _of_call(config, state, name, role)
         found += _of_group(name, role)
@@ -67,7 +71,7 @@ def events(config: Config, state: State) -> list[Event]:
 
 
 def _is_fault(event: Event) -> bool:
-    return event[0] in FAULTS or (event[0] == "answer" and len(event) > 3)
+    return event[0] in FAULTS | LOST_LEASES or (event[0] == "answer" and len(event) > 3)
 
 
 def _of_step(config: Config, state: State) -> list[Event]:
@@ -78,6 +82,20 @@ def _of_step(config: Config, state: State) -> list[Event]:
     at = config.plan[state.step.pc][0] if state.step.mode == "run" else ""
     working = at in work and state.faults
     return [("next",), *([("phase_fails",)] if working else [])]
+
+
+def _of_lease(config: Config, state: State) -> list[Event]:
+    """That it is ended by hand, and that somebody notices."""
+    found: list[Event] = []
+    if state.step.wait == "gone":
+        found.append(("asks_again",))
+    if state.anew.gone:
+        return [*found, *([("word_anew",)] if state.book.blocked else [])]
+    if state.faults and "lease_lost" in config.allow:
+        found.append(("lease_lost",))
+        if "trainer" in config.roles and state.roles[config.roles.index("trainer")].own:
+            found.append(("lease_lost", "reached"))
+    return found
 
 
 def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]:
@@ -127,11 +145,11 @@ def losses(role: Role) -> tuple[Report | None, ...]:
 
 def _of_blocked(config: Config, state: State, name: str, role: Role) -> list[Event]:
     lease = state.book.lease(name)
-    if lease.state is not LeaseState.BLOCKED:
+    if lease.state is not LeaseState.BLOCKED or state.anew.gone or has_left(config, state, name):
         return []
     found: list[Event] = []
     asking = role.work is not None and role.work.method == "probe"
-    asking = asking or any(who == name for who, *_ in state.held_back)
+    asking = asking or name in state.anew.finding or any(who == name for who, *_ in state.held_back)
     if not asking and not role.doubted:
         found.append(("probe", name))
         if state.faults and not state.held_back:
@@ -148,6 +166,8 @@ def _of_faults(config: Config, state: State, name: str, role: Role) -> list[Even
     step = state.step
     if step.wait == "answer" and step.role == name and step.method != "stop" and name != "trainer":
         found.append(("timeout", name))
+    if name in state.anew.finding and name != "trainer":
+        found.append(("unanswered", name))
     found += [("late", name, *_named(zombie)) for zombie in sorted(role.zombies) if not zombie.done]
     for k, engine in enumerate(role.engines):
         if engine.gpu in (Gpu.ASLEEP, Gpu.PARTIAL, Gpu.FULL):

@@ -18,6 +18,7 @@ from relax_infer.contracts.engines import (
 )
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
+from relax_infer.engines import closed_grants
 from relax_infer.engines.actor import EngineActor
 from relax_infer.engines.group import _told
 from relax_infer.engines.node import EngineNode
@@ -68,7 +69,7 @@ class _Host:
     # files
     def check(self, token: FenceToken) -> None:
         """Of ``ClosedGrants``."""
-        if token_of(token) in self.tokens_closed:
+        if closed_grants.ends([closed_grants.name_of(t.real()) for t in self.tokens_closed], token):
             raise StaleFence(token, token)
 
     def holder(self) -> Any:
@@ -207,7 +208,7 @@ def _on(host: _Host) -> Iterator[None]:
 def _replica(engine: Engine, host: _Host) -> Any:
     head: Any = object.__new__(EngineNode)
     head.spec, head.replica, head.node, head.files = SPEC, 0, 0, host
-    head.process = host.process if engine.holder else None
+    head.process, head._before = host.process if engine.holder else None, None
     replica: Any = object.__new__(EngineReplica)
     replica.spec, replica.replica, replica.files, replica.closed = SPEC, 0, host, host
     replica.head, replica.nodes = head, ReplicaNodes(head)

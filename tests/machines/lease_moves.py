@@ -6,6 +6,7 @@ between two rules, under the names that the methods have there.
 
 from collections.abc import Callable
 
+import workflows._lease_proving as proving
 from relax_infer.machines import (
     LEASE,
     GroupState,
@@ -43,6 +44,9 @@ from workflows._failures import PERMANENT, UNCONFIRMED
 from workflows.gpu_lease import GRANT_ATTEMPTS
 
 PERSON = {"who": "a person", "why": "looked"}
+QUICK, SLOW, UNHEARD = -1, -2, -9
+"""Tell what a lease that was begun anew asks of what was left from what a step asks for: a request
+to let go, one after which the lease hears late, and one whose answer nobody waits for."""
 _EXCLUSIVE = ("onload", "offload", "stop")
 """Operations that a role carries out one at a time; it tells nobody of changes meanwhile."""
 
@@ -94,6 +98,7 @@ class LeaseMoves(WorkingCopy):
         engine, _ = carried_out(name, before, zombie, "")
         loads = kind in ("onload", "launch")
         granted = lease.state is LeaseState.ACTIVE or (loads and LEASE.holds(lease.state))
+        granted = granted and name not in self.state.anew.left  # it may not have heard of its token
         newer = [token for token in (before.seen, lease.token if granted else None) if token]
         stale = any(zombie.token < token for token in newer)
         if stale and engine != before:
@@ -142,12 +147,19 @@ class LeaseMoves(WorkingCopy):
     def on_told(self, name: str) -> None:
         """Mirrors ``GpuLease.holder_lost``."""
         self._set_role(name, self._role(name)._replace(lost=False))
+        if self.state.anew.gone:
+            return
         if self.state.book.lease(name).state is LeaseState.ACTIVE:
             self._record(name, LeaseEvent.OPERATION_FAILED)
 
     # --- BLOCKED
 
     def on_probe(self, name: str) -> None:
+        if name in self.state.anew.left:
+            return self._have_let_go(name, QUICK)
+        return self._look_at(name)
+
+    def _look_at(self, name: str) -> None:
         role, token = self._role(name), self.state.book.lease(name).token
         if name == "trainer":
             return self._heard_probe(name, self._trainer(trainer_look), token)
@@ -163,6 +175,11 @@ class LeaseMoves(WorkingCopy):
     def on_slow_probe(self, name: str) -> None:
         """The probe's answer is on its way while other things happen."""
         self._cost()
+        if name in self.state.anew.left:
+            return self._have_let_go(name, SLOW)
+        return self._look_slowly_at(name)
+
+    def _look_slowly_at(self, name: str) -> None:
         role, token = self._role(name), self.state.book.lease(name).token
         if name == "trainer":
             what = self._trainer(trainer_look)
@@ -208,12 +225,11 @@ class LeaseMoves(WorkingCopy):
         now = self.state.book.lease(name)
         if now.state is not LeaseState.BLOCKED or now.token != token:
             return
-        if what in ("SLEEPING", "STOPPED"):
-            if self._doubts(name):
-                return
-            self._record(name, LeaseEvent.RELEASE_PROVED)
-        elif what == "READY":
-            self._record(name, LeaseEvent.ACTIVE_PROVED)
+        proved = proving.what_it_proves(what, left=name in self.state.anew.left)
+        if proved is LeaseEvent.RELEASE_PROVED and self._doubts(name):
+            return
+        if proved is not None:
+            self._record(name, proved)
         self._known()
 
     def on_resolve(self, name: str, *, abandon: bool = False) -> None:
@@ -261,7 +277,7 @@ class LeaseMoves(WorkingCopy):
                 self.on_probe(name)
             else:
                 return
-        if abandon and not self.state.book.blocked:
+        if abandon:
             self._book("abandon_batch")
         self._known()
 
@@ -284,10 +300,18 @@ class LeaseMoves(WorkingCopy):
         if name == "trainer":
             self._forget_operations(name, 0)
 
+    def _have_let_go(self, name: str, nth: int) -> None:
+        raise NotImplementedError
+
+    def _heard_letting_go(self, name: str, work: Work, answer: Answer) -> None:
+        raise NotImplementedError
+
     # --- the lease
 
     def _take(self, method: str, name: str, **fields: str) -> None:
         self._step(held=name, method=method, role=name, tries=0, error="")
+        if books.in_doubt_for(self.state.book, name):
+            return self._step(wait="doubt")
         if books.refusal(self.state.book, method, **fields) is not None:
             return self._failed()
         if method == "begin_batch":
@@ -326,7 +350,13 @@ class LeaseMoves(WorkingCopy):
 
     def _known(self) -> None:
         """Go on with the operation that waited, once the lease knows where its role stands."""
-        step, book = self.state.step, self.state.book
+        anew, step, book = self.state.anew, self.state.step, self.state.book
+        if anew.left:
+            left = tuple(role for role in anew.left if role in book.blocked)
+            self.state = self.state._replace(anew=anew._replace(left=left))
+        if step.wait == "doubt" and not books.in_doubt_for(book, step.role):
+            method, fields = self._request()
+            return self._take(method, step.role, **fields)
         if step.wait != "known" or step.role in book.blocked:
             return None
         if step.method == "offload":
@@ -357,9 +387,11 @@ class LeaseMoves(WorkingCopy):
 
     # --- the way to the engines and back
 
-    def _ask(self, name: str, method: str, token: Token | None) -> None:
+    def _ask(self, name: str, method: str, token: Token | None, nth: int | None = None) -> None:
         role = self._role(name)
-        ask = (method, token, 0 if method == "resolve" else self.state.step.tries)
+        if nth is None:
+            nth = 0 if method == "resolve" else self.state.step.tries
+        ask = (method, token, nth)
         self._set_role(name, role._replace(inbox=(*role.inbox, ask)))
         self._serve(name)
 
@@ -456,7 +488,11 @@ class LeaseMoves(WorkingCopy):
 
     def _heard(self, name: str, work: Work, answer: Answer) -> None:
         """An operation ended; its asker hears of it."""
-        if work.method == "probe":
+        if work.nth == UNHEARD:
+            self._late_answer(name)
+        elif work.nth in (QUICK, SLOW):
+            self._heard_letting_go(name, work, answer)
+        elif work.method == "probe":
             self._probe_is_legal(name, answer)
             self._heard_probe(name, answer.state if answer.ok else "", work.asked)
         elif work.method == "resolve" and work.asked is not None:

@@ -7,7 +7,7 @@ says what then is. The rules are the project's own (``books``, ``host``, ``group
 
 The environment has a budget of faults. A step is repeated once; then the run is taken down.
 ``allow`` names what may happen only in searches about it: memory that an engine keeps although it
-says that it sleeps, and an acknowledgement that releases.
+says that it sleeps, an acknowledgement that releases, and a lease that is ended by hand.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,8 @@ class Step(NamedTuple):
     """run, giving_up, person, down or ended."""
     pc: int = 0
     wait: str = ""
-    """"": nothing; "answer": of ``role``; "known": until the lease knows where ``role`` stands."""
+    """"": nothing; "answer": of ``role``; "known": until the lease knows where ``role`` stands;
+    "doubt": until it knows of every role; "gone": for a lease that was ended by hand."""
     role: str = ""
     method: str = ""
     token: Token | None = None
@@ -84,6 +85,10 @@ class Step(NamedTuple):
     """The role that the step has to let go of."""
     attempt: int = 1
     phase: StepPhase = STEP.initial
+    granted: Token | None = None
+    """With which the step asks the trainer to train."""
+    leases: int = 0
+    """That were lost when this attempt began."""
 
 
 class Truth(NamedTuple):
@@ -93,6 +98,21 @@ class Truth(NamedTuple):
     scored: tuple[str, ...] = ()
     published: bool = False
     trained: bool = False
+
+
+class Anew(NamedTuple):
+    """Leases that were ended by hand, and the one that was begun after them."""
+
+    number: int = 0
+    """Of the leases that were begun anew."""
+    gone: bool = False
+    """The last one was ended too, and nobody has begun another; ``book`` is what it said last."""
+    left: tuple[str, ...] = ()
+    """Roles that the lost one left, until each is known to have let go."""
+    finding: tuple[str, ...] = ()
+    """Those of them that were asked to let go once more, and have not answered."""
+    past: tuple[str, ...] = ()
+    """Batches that the lost ones committed."""
 
 
 class State(NamedTuple):
@@ -108,6 +128,12 @@ class State(NamedTuple):
     resolving: tuple[str, ...] = ()
     """The role that a person's word is being carried to, whether the batch is abandoned, and
     whether the person was told that the evidence contradicts a release."""
+    anew: Anew = Anew()
+
+    @property
+    def committed(self) -> tuple[str, ...]:
+        """Batches, under any lease of the run."""
+        return (*self.anew.past, *self.book.committed)
 
 
 @dataclass(frozen=True)
@@ -154,12 +180,26 @@ class Config:
         trainer = [("deactivate", "trainer"), ("end", "trainer")]
         return (*engines, *(trainer if "trainer" in self.roles else []), ("close", ""))
 
+    def action(self, step: Step) -> tuple[str, str]:
+        """What a step, or the end of a run, does now. Before its end (``pc`` below 0) every role
+        lets go under a lease that was begun anew."""
+        if step.mode != "down":
+            return self.plan[step.pc]
+        return self.way_down[step.pc] if step.pc >= 0 else ("deactivate", self.roles[step.pc])
+
     def initial(self) -> State:
         engines = (Engine(),) * self.replicas
         roles = tuple(
             Role(engines=(Engine(),) if role == "trainer" else engines) for role in self.roles
         )
         return State(new_book(self.roles), roles, self.faults)
+
+
+def has_left(config: Config, state: State, role: str) -> bool:
+    """Whether the workflow of a role was stopped: nobody can ask it any more."""
+    stops = ("stop", role)
+    down = state.step.mode == "down" and stops in config.way_down
+    return down and state.step.pc > config.way_down.index(stops)
 
 
 def batch_of(step: Step) -> str:

@@ -15,7 +15,8 @@ from tests.machines import books
 from tests.machines.books import Violation
 from tests.machines.groups import Work
 from tests.machines.host import look
-from tests.machines.lease_moves import PERSON, LeaseMoves
+from tests.machines.lease_moves import PERSON
+from tests.machines.lost_moves import LostMoves
 from tests.machines.model import (
     Config,
     Event,
@@ -40,7 +41,7 @@ def after_event(config: Config, state: State, event: Event) -> State:
     return work.state
 
 
-class _Next(LeaseMoves):
+class _Next(LostMoves):
     """A working copy of a state, with what the step and the run do."""
 
     # --- the step
@@ -50,8 +51,11 @@ class _Next(LeaseMoves):
         step = self.state.step
         if step.mode == "giving_up":
             return self._give_up()
-        plan = self.config.way_down if step.mode == "down" else self.config.plan
-        method, name = plan[step.pc]
+        if step.mode == "down":
+            self._need_a_lease()
+        method, name = self.config.action(self.state.step)
+        if self.state.anew.gone and method in _OF_LEASE:
+            return self._failed()
         if method in ("begin_batch", "activate", "acquire"):
             method, fields = self._request()
             return self._take(method, name, **fields)
@@ -72,13 +76,19 @@ class _Next(LeaseMoves):
     def on_person(self, decision: str) -> None:
         """A person, told that the step gave up, abandons the batch: again, or the end."""
         asked = {**PERSON, "confirm_released": True, "abandon": True}
-        if books.refusal(self.state.book, "resolve", **asked) is not None:
+        if self.state.anew.gone:
+            if decision == "retry":
+                self._begin_anew()
+        elif books.refusal(self.state.book, "resolve", **asked) is not None:
             raise Violation("a person cannot abandon the batch of a step that gave up")
-        self._book("abandon_batch")
-        attempt = self.state.step.attempt + (decision == "retry")
-        mode = "run" if decision == "retry" else "down"
+        else:
+            self._book("abandon_batch")
+        self._try_again("run" if decision == "retry" else "down")
+
+    def _try_again(self, mode: str) -> None:
+        attempt = self.state.step.attempt + (mode == "run")
         self.state = self.state._replace(truth=Truth(), step=type(self.state.step)(mode=mode))
-        self._step(attempt=attempt)
+        self._step(attempt=attempt, leases=self.state.anew.number)
 
     def _do_generate(self, name: str) -> None:
         if self._works(name):
@@ -131,22 +141,23 @@ class _Next(LeaseMoves):
             raise Violation(f"{batch} is committed before its scores and publication")
         if not book.asleep or any(role.holding for role in self.state.roles):
             raise Violation(f"{batch} is committed while a role holds")
-        if batch in book.committed:
+        if batch in self.state.committed:
             raise Violation(f"{batch} is committed twice")
         self._book("commit_batch")
         return self._go_on()
 
     def _do_train(self, name: str) -> None:
         batch, role = batch_of(self.state.step), self._role(name)
-        if batch not in self.state.book.committed:
+        if batch not in self.state.committed:
             raise Violation(f"{batch} is trained on without its commit")
-        token = self.state.book.lease(name).token
+        token = self.state.step.granted
         assert token is not None
         engine, may = trainer_train(role.engines[0], token)
         self._each_engine(name, 0, lambda _: engine)
         if not may:
             return self._failed()
         self._truth(trained=True)
+        self._step(granted=None)
         return self._go_on()
 
     def _do_done(self, name: str) -> None:
@@ -165,7 +176,7 @@ class _Next(LeaseMoves):
         self._go_on()
 
     def _do_close(self, name: str) -> None:
-        if not self.state.book.asleep:
+        if not self.state.book.asleep and not self.state.anew.gone:
             raise Violation("the run ends and a role still has the lease")
         left = [n for n, r in zip(self.config.roles, self.state.roles, strict=True) if r.holding]
         if left:
@@ -175,6 +186,8 @@ class _Next(LeaseMoves):
     def _give_up(self) -> None:
         """Let go of what is held, close the batch's gate, then ask a person."""
         step, book = self.state.step, self.state.book
+        if self.state.anew.gone and step.held:
+            return self._step(held="")
         if step.held:
             self._step(role=step.held, method="offload", tries=_GIVING_UP, error="")
             if step.held in book.blocked:
@@ -182,6 +195,10 @@ class _Next(LeaseMoves):
             if books.refusal(book, "deactivate", role=step.held) is not None:
                 return self._step(held="")
             return self._release()
+        if self.state.anew.gone:
+            self._begin_anew()
+        if step.leases < self.state.anew.number:  # mirrors TrainingRun._lost_its_lease
+            return self._try_again("run")
         batch = batch_of(step)
         pending = book.batch is not None and book.batch.state is BatchState.PENDING
         if pending and books.refusal(book, "fail_batch", batch=batch, message="x") is None:
@@ -195,7 +212,8 @@ class _Next(LeaseMoves):
             return self._step(wait="")
         if step.mode == "giving_up":
             return self._step(wait="", held="")
-        return self._step(mode="giving_up", wait="", phase=STEP.advance(step.phase, _GAVE_UP))
+        phase = STEP.advance(step.phase, _GAVE_UP)
+        return self._step(mode="giving_up", wait="", granted=None, phase=phase)
 
     def _succeeded(self) -> None:
         step = self.state.step
@@ -203,6 +221,8 @@ class _Next(LeaseMoves):
             self._step(held="")
         if step.mode == "giving_up":
             return self._step(wait="")
+        if step.mode == "run" and self.config.plan[step.pc] == ("acquire", "trainer"):
+            self._step(granted=self.state.book.lease("trainer").token)
         acknowledged = step.mode == "run" and self.config.plan[step.pc][0] == "acknowledge"
         batch = self.state.book.batch
         if acknowledged and batch is not None and batch.name == batch_of(step):
@@ -217,6 +237,13 @@ class _Next(LeaseMoves):
                 self._step(phase=STEP.advance(self.state.step.phase, event))
 
 
+_OF_LEASE = frozenset(
+    {
+        *("begin_batch", "activate", "acquire", "deactivate", "release"),
+        *("acknowledge", "commit"),
+    }
+)
+"""What a step does that the lease is asked for."""
 _GIVING_UP = 100
 """Tells the offload of a step that gives up from one that it asked for before."""
 _GAVE_UP = StepEvent.GAVE_UP

@@ -6,6 +6,7 @@ or when a state can no longer come to a good end; searches of growing size are t
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +15,11 @@ import pytest
 
 import relax_infer.engines.actor as actor_module
 import workflows._group_proving as proving_module
+import workflows._lease_book as book_module
+import workflows._lease_proving as lease_proving_module
 from relax_infer.contracts.failures import UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceToken
+from relax_infer.engines import closed_grants
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.engines.resident import Resident
 from relax_infer.machines import (
@@ -36,6 +40,7 @@ from tests.machines import host, trainer, values
 from tests.machines.explore import Broken, explore
 from tests.machines.model import Config
 from tests.machines.moves import _Next
+from tests.machines.values import Answer
 from workflows._group_book import GroupBook
 from workflows._lease_book import LeaseBook
 from workflows.engine_lifecycle import EngineLifecycle
@@ -47,12 +52,14 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 MACHINES: tuple[Machine[Any, Any], ...] = (LEASE, BATCH, REPLICA, GROUP, RECOVERY)
 _TWO = ("rollout", "trainer")
 _THREE = ("rollout", "genrm", "trainer")
+LOST_LEASE = Config(roles=_TWO, faults=1, allow=frozenset({"lease_lost"}))
 SHALLOW = (
     Config(roles=_TWO, faults=1),
     Config(roles=_THREE, faults=1),
     Config(roles=_TWO, faults=1, replicas=2),
     Config(roles=_TWO, faults=1, allow=frozenset({"acknowledge_releases"})),
     Config(roles=_THREE, faults=1, allow=frozenset({"memory_not_freed"})),
+    LOST_LEASE,
 )
 DEEP = (
     Config(roles=_TWO, faults=2, only=frozenset({"answer"})),
@@ -72,12 +79,25 @@ def _three(*only: str, replicas: int = 1) -> Config:
     return Config(roles=_TWO, faults=3, replicas=replicas, only=frozenset(only))
 
 
+def _lost(other: str) -> Config:
+    """A lost lease, and a fault of one other kind."""
+    return replace(LOST_LEASE, faults=2, only=frozenset({"lease_lost", other}))
+
+
 ONE_WAY = {
     "a-group-goes-to-sleep-with-its-token": _three("answer", "late"),
     "what-was-given-up-is-not-asked-to-let-go": _three("answer", "late", replicas=2),
     "an-engine-does-not-ask-whether-its-grant-is-closed": _three("request_lost", "answer", "late"),
     "a-dead-replica-that-is-rebuilt-is-no-doubt": _three("server_dies", "answer", "request_lost"),
     "without Replica STARTING on STOP_STARTED": _three("server_dies", "answer", "request_lost"),
+    "without Lease SLEEPING on MEMORY_LOST": LOST_LEASE,
+    "a-new-lease-takes-all-for-asleep": LOST_LEASE,
+    "a-new-lease-counts-from-nothing": LOST_LEASE,
+    "what-a-lost-lease-left-is-up-for-nobody": _lost("answer"),
+    "what-a-lost-lease-left-is-free-anyhow": _lost("answer"),
+    "what-a-lost-lease-left-is-only-looked-at": LOST_LEASE,
+    "a-lease-begins-anew-while-roles-are-gone": LOST_LEASE,
+    "a-word-ends-one-grant-alone": _lost("late"),
     "a-person-s-word-does-not-reach-a-stop": Config(
         roles=_TWO, only=frozenset({"answer"}), without=frozenset({"again"})
     ),
@@ -212,6 +232,13 @@ def _commit_twice(self: LeaseBook) -> None:
 
 _COMMIT = LeaseBook.commit_batch
 
+
+def _up_for_nobody(state: str, *, left: bool) -> LeaseEvent | None:
+    return _PROVES(state, left=False)
+
+
+_PROVES = lease_proving_module.what_it_proves
+
 LEASE_GUARDS: dict[str, Mutate] = {
     "grant-while-another-holds": _grant_unchecked,
     "commit-while-a-role-holds": replaced(LeaseBook, "_need_asleep", _asleep_unless_committing),
@@ -241,6 +268,11 @@ LEASE_GUARDS: dict[str, Mutate] = {
     "onloading-does-not-hold": holds_too_little(LEASE, LEASE.states.ONLOADING),
     "draining-does-not-hold": holds_too_little(LEASE, LEASE.states.DRAINING),
     "active-does-not-hold": holds_too_little(LEASE, LEASE.states.ACTIVE),
+    "a-new-lease-takes-all-for-asleep": ignored(LeaseBook, "doubt"),
+    "a-new-lease-counts-from-nothing": replaced(book_module, "NUMBERS_PER_LEASE", 0),
+    "what-a-lost-lease-left-is-up-for-nobody": replaced(
+        lease_proving_module, "what_it_proves", _up_for_nobody
+    ),
 }
 
 
@@ -390,6 +422,10 @@ async def _lets_go_and_keeps_its_token(self: TrainerActor, op: Any) -> Any:
     return report
 
 
+def _one_alone(names: Any, token: FenceToken) -> bool:
+    return closed_grants.name_of(token) in names
+
+
 ENGINE_GUARDS: dict[str, Mutate] = {
     "engine-takes-a-lower-token": replaced(FenceMemory, "admit", _admit_lower),
     "engine-loads-under-an-ended-token": replaced(FenceMemory, "admit", _admit_ended),
@@ -440,6 +476,7 @@ ENGINE_GUARDS: dict[str, Mutate] = {
         TrainerActor, "_forget", _lets_go_and_keeps_its_token
     ),
     "the-trainer-does-not-ask-whether-its-grant-is-closed": ignored(trainer._Device, "check"),
+    "a-word-ends-one-grant-alone": replaced(closed_grants, "ends", _one_alone),
     "trainer-forgets-a-partial-load": replaced(PolicyTrainer, "onload", _holds_once_resident),
 }
 
@@ -497,6 +534,25 @@ def _stop_without_word(self: Any, name: str) -> None:
     _DO_STOP(self, name)
 
 
+def _free_anyhow(self: Any, name: str, work: Any, answer: Any) -> None:
+    _HEARD_LETTING_GO(self, name, work, Answer(True, state="SLEEPING"))
+
+
+def _only_looked_at(self: Any, name: str) -> None:
+    self._look_at(name)
+
+
+def _anew_at_any_time(self: Any) -> None:
+    step, anew = self.state.step, self.state.anew
+    asks = self.config.action(step)[0] == "deactivate"
+    begins = step.pc == 0 and not step.tries
+    if anew.gone and (asks or begins):
+        self._begin_anew()
+        if begins:
+            self._step(pc=-len(self.config.roles))
+
+
+_HEARD_LETTING_GO = _Next._heard_letting_go
 _DO_STOP = _Next._do_stop
 _BLOCK, _SUCCEEDED = _Next._block, _Next._succeeded
 
@@ -514,6 +570,9 @@ GLUE: dict[str, Mutate] = {
     "training-needs-no-commit": replaced(_Next, "_do_commit", lambda self, name: self._go_on()),
     "commit-before-publication": replaced(_Next, "_do_publish", lambda self, name: self._go_on()),
     "commit-before-scores": replaced(_Next, "_do_score", lambda self, name: self._go_on()),
+    "what-a-lost-lease-left-is-free-anyhow": replaced(_Next, "_heard_letting_go", _free_anyhow),
+    "what-a-lost-lease-left-is-only-looked-at": replaced(_Next, "on_probe", _only_looked_at),
+    "a-lease-begins-anew-while-roles-are-gone": replaced(_Next, "_need_a_lease", _anew_at_any_time),
     "a-step-that-gives-up-keeps-its-role": replaced(
         _Next, "_give_up", lambda self: self._step(mode="person")
     ),

@@ -12,6 +12,7 @@ from tests.machines.groups import Work, advance
 from tests.machines.host import operate
 from tests.machines.trainer import lose_trainer, trainer_look, trainer_operate, trainer_train
 from tests.machines.values import Engine, Gpu, Group, Report, Token, run
+from workflows._role_groups import RoleGroups
 from workflows.inference_role import InferenceRole
 
 _TOKEN = Token(1, "grant")
@@ -68,12 +69,13 @@ def test_the_lease_hears_when_a_group_is_known_again(before: GroupState):
         _lease = SimpleNamespace(signal=signal)  # type: ignore[assignment]
 
     role: Any = object.__new__(Role)
-    role._start, role._doing, role._changed = SimpleNamespace(role="rollout"), "", False
-    role._turn = asyncio.Lock()
+    role._start, role._doing = SimpleNamespace(role="rollout", groups=()), ""
+    role._publication, role._turn = SimpleNamespace(behind=False), asyncio.Lock()
 
     def snapshot(state: GroupState) -> GroupSnapshot:
         return GroupSnapshot(role="rollout", model="m", state=state, weight_source="STATIC")
 
-    role._groups = {"m": snapshot(before)}
+    document = snapshot(before).model_dump(mode="json")
+    role._groups = RoleGroups(role._start, role, [document])
     run(role.group_changed(snapshot(GroupState.READY)))
     assert heard == [("holder_known", "rollout")]

@@ -14,6 +14,7 @@ import relax_infer.training.trainer as trainer_module
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
 from relax_infer.contracts.refs import StagedRef
+from relax_infer.engines import closed_grants
 from relax_infer.machines import ReplicaState
 from relax_infer.training._turns import Joined
 from relax_infer.training.policy import PolicyTrainer
@@ -46,7 +47,7 @@ class _Device:
     # files
     def check(self, token: FenceToken) -> None:
         """Of ``ClosedGrants``."""
-        if token_of(token) in self.tokens_closed:
+        if closed_grants.ends([closed_grants.name_of(t.real()) for t in self.tokens_closed], token):
             raise StaleFence(token, token)
 
     def write_fence(self, memory: FenceMemory) -> None:

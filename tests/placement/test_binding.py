@@ -11,6 +11,9 @@ import pytest
 
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, TransientError
+from relax_infer.engines.actor import ReplicaDescription
+from relax_infer.engines.node import NodeReport
+from relax_infer.machines import ReplicaState
 from relax_infer.placement import (
     InferencePlacementPlan,
     PlacementError,
@@ -19,8 +22,10 @@ from relax_infer.placement import (
     binding,
     find_pool,
     model_placement,
+    probes,
     release_pool,
     release_pools,
+    run_actors,
     validate_bound_placement,
 )
 from relax_infer.placement.facts import Wanted
@@ -44,7 +49,12 @@ Probe = Callable[..., Any]
 @pytest.fixture(autouse=True)
 async def each_test_gives_its_pools_back() -> AsyncIterator[None]:
     yield
-    left = [run for run in RUNS for pool in ("pool", "rollout", "trainer") if find_pool(run, pool)]
+    left = [
+        run
+        for run in RUNS
+        for pool in ("pool", "rollout", "teacher", "trainer")
+        if find_pool(run, pool)
+    ]
     for run in left:
         await release_pools(run)
     assert left == []
@@ -83,6 +93,26 @@ async def test_binding_again_finds_the_same_pool() -> None:
     with pytest.raises(PermanentError, match="pool of 2 GPUs, its recipe says 1"):
         await bind_pool("run-2", 1, 5)
     assert find_pool("run-2") == group
+    await release_pool("run-2")
+
+
+@pytest.mark.parametrize(
+    ("bundle", "lifetime", "says"),
+    [
+        ({"GPU": 2, "CPU": 1}, "detached", "not one GPU and one CPU"),
+        ({"GPU": 1, "CPU": 1}, None, "is not detached"),
+    ],
+)
+async def test_a_lent_group_of_other_bundles_or_of_another_lifetime_is_refused(
+    bundle: dict[str, float], lifetime: str | None, says: str
+) -> None:
+    from ray.util.placement_group import placement_group
+
+    group = placement_group([bundle] * 2, name="relax-run-2.pool", lifetime=lifetime)
+    await asyncio.to_thread(group.wait, 30)
+    with pytest.raises(PermanentError, match=says):
+        await bind_pool("run-2", 2, 30)
+    assert find_pool("run-2") is not None
     await release_pool("run-2")
 
 
@@ -145,6 +175,41 @@ async def test_each_pool_of_a_plan_is_a_group_of_its_own_with_other_devices() ->
     assert find_pool("run-7", "trainer") is None
 
 
+async def test_a_small_pool_does_not_spoil_the_node_that_a_later_one_needs_whole() -> None:
+    """Ray begins each pool on the node with the most free: the judge would be beside no rollout."""
+    made = plan(
+        document(
+            *("decoupled", 16),
+            ranks=2,
+            rollout=engine(2),
+            genrm=engine(4, 4),
+            teacher=engine(8, 8),
+        )
+    )
+    pools = await bind_plan("run-7", made, 60)
+    assert list(pools) == [pool for pool, _ in made.pool_sizes]
+    assert len({row.node_id for row in pools["teacher"]}) == 1
+    await release_pools("run-7")
+
+
+async def test_roles_side_by_side_have_devices_of_their_own() -> None:
+    """Mode split: every engine is within a node, and no two of them share a device."""
+    recipe = document(
+        "split", 16, rollout=engine(8, 4), genrm=engine(4, 2), teacher=engine(4, 4), ranks=16
+    )
+    made = plan(recipe)
+    rows = (await bind_plan("run-7", made, 60))["pool"]
+    used: list[tuple[str, int]] = []
+    for placement in made.placements:
+        mine = validate_bound_placement(placement, rows)
+        for k in range(0, len(mine), placement.gpus_per_engine):
+            assert len({r.node_id for r in mine[k : k + placement.gpus_per_engine]}) == 1
+        used += [(r.node_id, r.gpu_id) for r in mine]
+    assert len(used) == len(set(used)) == 16
+    await no_probe_is_left(16)
+    await release_pools("run-7")
+
+
 TWO = plan(document("defer", 4, rollout=engine(4, 2)))
 OVER = plan(
     document("defer", 4, rollout=engine(4, 4)) | {"cluster": {"gpus": 4, "gpus_per_node": 2}}
@@ -172,8 +237,9 @@ def pretended(devices: list[tuple[str, int]]) -> Probe:
     return probe
 
 
-@pytest.mark.parametrize("says", LAYOUTS)
-@pytest.mark.parametrize("borrowed", [False, True])
+@pytest.mark.parametrize(
+    ("says", "borrowed"), [*((says, False) for says in LAYOUTS), ("one node", True)]
+)
 async def test_an_illegal_layout_is_refused_and_only_a_group_of_our_own_is_removed(
     says: str, borrowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +258,89 @@ async def test_an_illegal_layout_is_refused_and_only_a_group_of_our_own_is_remov
         await release_pools(run)
 
 
+async def test_bundles_in_whatever_order_ray_numbers_them_are_put_in_the_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shuffled = [("b", 3), ("a", 2), ("b", 2), ("a", 3)]
+    monkeypatch.setattr(binding, "probe_bundles", pretended(shuffled))
+    for made in (TWO, OVER):
+        rows = (await bind_plan("run-9", made, 30))["pool"]
+        assert [r.bundle for r in rows] == [1, 3, 2, 0]
+        assert [r.gpu_id for r in rows] == [2, 3, 2, 3]
+        await release_pools("run-9")
+
+
+def two_of_one_number(rows: list[BundleBinding]) -> list[BundleBinding]:
+    return [row.model_copy(update={"bundle": 0}) for row in rows]
+
+
+def no_node(rows: list[BundleBinding]) -> list[BundleBinding]:
+    return [row.model_copy(update={"node_id": ""}) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "says"),
+    [(two_of_one_number, "duplicate bundle index 0"), (no_node, "on a node without identity")],
+)
+async def test_rows_that_cannot_be_give_the_group_back(
+    spoilt: Callable[[list[BundleBinding]], list[BundleBinding]],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probe = binding.probe_bundles
+
+    async def other(*arguments: Any) -> list[BundleBinding]:
+        return spoilt(await probe(*arguments))
+
+    monkeypatch.setattr(binding, "probe_bundles", other)
+    with pytest.raises((PlacementError, TransientError), match=says):
+        await bind_plan("run-9", TWO, 30)
+    assert find_pool("run-9") is None
+
+
+async def test_a_device_without_a_number_gives_the_group_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = probes._answers
+
+    async def by_uuid(*arguments: Any) -> list[Any]:
+        return [each | {"gpu_id": "GPU-5e4a"} for each in await answers(*arguments)]
+
+    monkeypatch.setattr(probes, "_answers", by_uuid)
+    with pytest.raises(PermanentError, match="has the GPU id 'GPU-5e4a', not a number"):
+        await bind_plan("run-9", TWO, 30)
+    assert find_pool("run-9") is None
+
+
+async def test_a_probe_that_dies_leaves_none_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a group that was there before, which stays: they would hold a part of its GPUs."""
+    rows = await bind_pool("run-9", 4, 60)
+    await no_probe_is_left(4)
+    victim = (rows[0].node_id, str(rows[0].gpu_id))
+
+    class Dies:
+        def device(self) -> dict[str, Any]:
+            import os
+            import time
+
+            import ray
+
+            here = (ray.get_runtime_context().get_node_id(), str(ray.get_gpu_ids()[0]))
+            if here == victim:
+                os._exit(1)
+            time.sleep(3600)
+            return {}
+
+    monkeypatch.setattr(probes, "_Probe", Dies)
+    with pytest.raises(TransientError, match=f"probing bundle {rows[0].bundle} on node .* failed"):
+        await bind_pool("run-9", 4, 120)
+    assert find_pool("run-9") is not None
+    await no_probe_is_left(4)
+    await release_pools("run-9")
+
+
 async def test_a_living_cluster_describes_every_node(tmp_path: Path) -> None:
     asked = Wanted(store=tmp_path.as_uri(), models=(str(tmp_path),), ports=8)
     recipe = read(WIDE, train__ranks=1)
@@ -208,6 +357,57 @@ async def test_a_living_cluster_describes_every_node(tmp_path: Path) -> None:
     (busy,) = [f for f in judge(recipe, made, asked, held) if f.result == "missing"]
     assert "held by relax-run-1.pool" in busy.text
     await release_pools("run-1")
+
+
+async def test_what_the_actors_of_a_run_hold_is_asked_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stand-ins under the names of the real ones; a real front is in tests/gateway."""
+    import ray
+
+    monkeypatch.setattr(run_actors, "ASK_SECONDS", 60.0)
+
+    class Head:
+        async def describe(self) -> ReplicaDescription:
+            nodes = (NodeReport(node=0, actor_pid=1, incarnation="a"),)
+            nodes += (NodeReport(node=1, actor_pid=1, incarnation="a.node-1"),)
+            return ReplicaDescription(
+                replica=0,
+                engine_id="policy/replica-0",
+                state=ReplicaState.READY,
+                actor_pid=1,
+                incarnation="a",
+                nodes=nodes,
+            )
+
+    class Rank:
+        async def ping(self) -> int:
+            return 7
+
+    class Front:
+        async def describe(self) -> dict[str, Any]:
+            return {"router_url": "http://127.0.0.1:9", "router_pid": 8, "router_alive": True}
+
+    made = [
+        (Head, "engine.rollout.policy.replica-0"),
+        (Head, "engine.rollout.policy.replica-0.node-1"),
+        (Rank, "trainer.rank-0"),
+        (Front, "front"),
+    ]
+    actors = [
+        ray.remote(kind).options(name=name, namespace="relax-run-1", num_cpus=0).remote()
+        for kind, name in made
+    ]
+    found = await look_at_cluster(Wanted(store="s3://b", models=(), ports=1))
+    assert sorted((a.run, a.actor, a.holds, a.silent) for a in found.actors) == [
+        ("run-1", "engine.rollout.policy.replica-0", ("a", "a.node-1"), False),
+        ("run-1", "trainer.rank-0", ("7",), False),
+    ]
+    (router,) = found.routers
+    assert (router.run, router.pid) == ("run-1", 8)
+    assert "http://127.0.0.1:9/health does not answer" in str(router.fault)
+    for actor in actors:
+        ray.kill(actor)
 
 
 @pytest.mark.parametrize("what", ["a probe that fails", "a node that is gone"])

@@ -57,19 +57,36 @@ def test_a_role_that_stays_keeps_its_slots() -> None:
     ]
 
 
+def test_a_split_that_the_fixed_order_alone_cannot_place_is_told_of_the_layout() -> None:
+    roles = document("split", rollout=engine(2), genrm=engine(4, 4), teacher=engine(2, 2))
+    (found,) = refused(roles)
+    assert "2 unused so that engines begin" in found.rule
+    assert "Key layout may place" in found.cure
+    assert plan(roles, layout="rollout + genrm + teacher -> actor").mode == "split"
+    (large,) = refused(document("split", rollout=engine(5), genrm=engine(4, 4)))
+    assert "layout" not in large.cure
+
+
 def test_slots_are_free_in_every_phase_of_a_role() -> None:
-    """Alone the judge would begin at 0, but later it is beside the rollout."""
+    """Behind the judge, which keeps its slots while the Teacher scores."""
     made = plan(
-        document(rollout=engine(4), genrm=engine(4)),
-        mode="split",
-        layout="rollout[1/2] -> genrm[1/2] -> rollout[1/2] + genrm[1/2] -> actor[/]",
+        document("split", rollout=engine(2), genrm=engine(4), teacher=engine(4)),
+        mode="defer",
+        layout="rollout -> rollout + genrm[1/2] -> genrm[1/2] + teacher -> actor[/]",
+        genrm__engine__gpus_per_replica=2,
+        genrm__engine__replicas=2,
+        teacher__engine__replicas=2,
     )
-    assert [(p.role, p.bundle_start) for p in made.placements] == [("rollout", 0), ("genrm", 4)]
-    assert made.phases[1].slots[0].bundle_start == 4
+    assert [(p.role, p.bundle_start) for p in made.placements] == [
+        ("rollout", 0),
+        ("genrm", 2),
+        ("teacher", 0),
+    ]
+    assert made.phases[2].slots[0].bundle_start == 2
     assert [t.activate for t in made.transitions] == [
         ("rollout",),
         ("genrm",),
-        ("rollout",),
+        ("teacher",),
         ("trainer",),
     ]
 
@@ -118,6 +135,11 @@ def test_a_layout_of_several_models_gives_the_role_one_block() -> None:
         ("rollout -> learner", 12, "no role 'learner'"),
         ("rollout => actor", 9, "'=' is not part of a layout"),
         ("rollout[1/2][1/2]", 13, "is expected, not '[1/2]'"),
+        (f"rollout[1/{'9' * 5000}]", 8, "9... is not a share"),
+        ("rollout[1/12345678]", 8, "[1/12345678] is not a share"),
+        ("rollout[1/\N{ARABIC-INDIC DIGIT THREE}]", 8, "] is not a share"),
+        ("rollout[\x1b[31m]", 8, r"[\x1b[31m] is not a share"),
+        ("l" * 5000, 1, "no role 'lll"),
     ],
 )
 def test_a_script_off_the_grammar_names_the_character(
@@ -129,6 +151,8 @@ def test_a_script_off_the_grammar_names_the_character(
     assert says in str(caught.value)
     (found,) = (v for v in refused(document(), layout=script) if v.field == "layout")
     assert found.rule.startswith(f"character {position}: ")
+    assert len(found.rule) < 150
+    assert found.rule.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -166,14 +190,91 @@ def test_what_cannot_be_laid_out_names_the_character(script: str, position: int,
     assert says in at.rule
 
 
-def test_slots_that_cannot_stay_are_refused() -> None:
-    """Three roles that meet in pairs need 12 GPUs, though each pair needs 8."""
-    found = refused(
-        document(rollout=engine(4), genrm=engine(4), teacher=engine(4)),
-        mode="split",
-        layout="rollout + genrm -> genrm + teacher -> teacher + rollout -> actor",
+@pytest.mark.parametrize("first", ["rollout + genrm", "genrm + rollout"])
+def test_slots_are_found_in_whatever_order_a_phase_is_written(first: str) -> None:
+    """With the policy from bundle 0 there would be four GPUs beside the judge, not side by side."""
+    made = plan(
+        document(rollout=engine(3), genrm=engine(2), teacher=engine(4)),
+        layout=f"{first} -> genrm + teacher -> actor",
     )
-    assert "character 28: teacher finds no slots that stay the same" in found[0].rule
+    held = {p.role: set(range(p.bundle_start, p.bundle_stop)) for p in made.placements}
+    assert not held["genrm"] & (held["rollout"] | held["teacher"])
+
+
+def test_slots_that_cannot_stay_are_refused() -> None:
+    """Engines of five and of three GPUs both begin at a node's first GPU."""
+    (found,) = refused(
+        document(rollout=engine(3), genrm=engine(5, 5), teacher=engine(3, 3)),
+        layout="rollout + genrm -> genrm + teacher -> actor",
+    )
+    assert "character 11: genrm finds no slots that stay the same" in found.rule
+
+
+@pytest.mark.parametrize(
+    ("script", "position", "says"),
+    [
+        ("genrm -> rollout -> teacher -> actor", 1, "genrm is before rollout"),
+        ("teacher + genrm -> rollout -> actor", 1, "teacher is before rollout"),
+        ("actor -> rollout + genrm -> teacher", 1, "actor is before rollout"),
+        (
+            "rollout + genrm -> actor -> teacher",
+            20,
+            "actor ends its turn before teacher has scored",
+        ),
+        ("rollout + actor -> genrm -> teacher", 11, "actor ends its turn before teacher has"),
+        (
+            "rollout + genrm -> teacher -> rollout -> actor",
+            31,
+            "rollout comes back after its turn has ended",
+        ),
+        (
+            "rollout -> genrm -> teacher -> genrm -> actor",
+            32,
+            "genrm comes back after its turn has ended",
+        ),
+        ("rollout -> teacher -> genrm -> actor", 12, "teacher has its turn before genrm"),
+        (
+            "rollout -> genrm -> critic -> teacher -> actor",
+            21,
+            "critic ends its turn before teacher",
+        ),
+        ("rollout -> genrm -> teacher -> actor -> critic", 41, "critic ends its turn after actor"),
+        ("rollout + actor -> rollout + genrm -> teacher + genrm", 11, "actor ends its turn before"),
+    ],
+)
+def test_an_order_of_turns_that_no_step_has_names_the_character(
+    script: str, position: int, says: str
+) -> None:
+    recipe = document(rollout=engine(2), genrm=engine(2), teacher=engine(2), ranks=2)
+    found = refused(recipe, layout=script, critic={"ranks": 2})
+    (at,) = [v for v in found if v.rule.startswith(f"character {position}: {says}")]
+    assert at.field == "layout"
+    assert ("layout", None) in at.settings
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "rollout -> genrm -> teacher -> critic -> actor",
+        "rollout + teacher -> genrm -> critic + actor",
+        "rollout + genrm -> genrm + teacher -> actor + critic",
+        "rollout + actor -> genrm + actor -> teacher + actor + critic",
+        "rollout -> rollout + genrm -> teacher + actor + critic",
+    ],
+)
+def test_an_order_of_turns_that_a_step_has_is_placed(script: str) -> None:
+    recipe = document(rollout=engine(2), genrm=engine(2), teacher=engine(2), ranks=2)
+    light = {"train__ray_gpu_fraction": 0.1, "critic": {"ranks": 2, "ray_gpu_fraction": 0.1}}
+    assert plan(recipe, layout=script, **light)
+
+
+def test_what_is_wrong_beside_the_script_is_told_with_it() -> None:
+    recipe = document(rollout=engine(16), genrm=engine(4), ranks=16)
+    for script in ("rollout => actor", "rollout -> genrm -> rollout"):
+        found = {v.field for v in refused(recipe, layout=script)}
+        assert found == {"layout", "rollout.engine.replicas", "train.ranks"}
+    broken = refused(ROLES, layout="rollout -> genrm + teacher -> actor", mode="split")
+    assert {v.field for v in broken} == {"layout", "mode"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from relax_infer.config import load_recipe, shipped_recipes
 from relax_infer.placement import InferencePlacementPlan, placement_svg, plan_inference_placement
 from relax_infer.placement.picture import COLOURS, LETTERS, legend, node_rows
 from tests.placement.recipes import document, engine, plan
-from tests.placement.test_properties import EXAMPLES, RECIPES, cured_plan
+from tests.placement.test_properties import EXAMPLES, RECIPES, cured
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -76,7 +76,7 @@ def test_every_role_has_a_colour_and_a_letter_of_its_own() -> None:
 @given(RECIPES)
 @EXAMPLES
 def test_every_plan_can_be_drawn_and_its_cells_are_its_slots(recipe: dict[str, object]) -> None:
-    made, _ = cured_plan(recipe)
+    made, *_ = cured(recipe)
     ElementTree.fromstring(placement_svg(made))
     rows = node_rows(made)
     for number, phase in enumerate(made.phases):

@@ -6,6 +6,7 @@ import pytest
 
 from relax_infer.config import load_recipe
 from relax_infer.placement import (
+    InferencePlacementPlan,
     PlacementError,
     Violation,
     model_placement,
@@ -59,6 +60,32 @@ def test_a_plan_can_be_read_from_its_json() -> None:
         assert model_placement(source, "critic") is None
     assert model_placement(None, "genrm") is None
     assert document["placements"][0]["replicas"] == 2
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "split-4x8", "decoupled-64x8-pd"])
+def test_a_plan_is_the_same_again_whatever_order_its_json_is_in(recipe: str) -> None:
+    plan = plan_inference_placement(load_recipe(recipe))
+    for text in (json.dumps(plan.to_dict()), json.dumps(plan.to_dict(), sort_keys=True)):
+        assert InferencePlacementPlan.from_dict(json.loads(text)) == plan
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "says"),
+    [
+        ("placements", "bundle_start", -5, "bundles -5 to -3 (exclusive) are not in pool pool"),
+        ("placements", "num_gpus", 3, "bundles 0 to 3 (exclusive) are not in pool pool of 2"),
+        ("placements", "pool", "other", "are not in pool other of 0"),
+        ("placements", "gpus_per_engine", 4, "2 GPUs are no whole engines of 4"),
+        ("training", "bundle_start", 2, "bundles 2 to 3 (exclusive) are not in pool pool of 2"),
+        (None, "total_required_gpus", 7, "7 is not the sum of the pools, 2"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_not_read(part: str | None, key: str, value: Any, says: str):
+    document = plan_inference_placement(load_recipe("quickstart")).to_dict()
+    (document if part is None else document[part][0])[key] = value
+    with pytest.raises(PlacementError, match="the plan is damaged") as refused:
+        InferencePlacementPlan.from_dict(document)
+    assert says in str(refused.value)
 
 
 def test_a_role_larger_than_the_pool_says_how_many_gpus_it_needs() -> None:

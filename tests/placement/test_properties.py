@@ -7,14 +7,14 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 
-from relax_infer.config import Recipe, load_recipe
+from relax_infer.config import Recipe, load_recipe, read_recipe
+from relax_infer.contracts.fractions import STEPS, ray_steps
 from relax_infer.placement import (
     InferencePlacementPlan,
     PlacementError,
     Violation,
     plan_inference_placement,
 )
-from relax_infer.placement.ray_shares import ALLOWANCE
 
 SIZES = st.sampled_from([1, 1, 2, 3, 4, 8, 16])
 SHARES = st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.7, "auto", "auto"])
@@ -74,6 +74,16 @@ FURTHER = st.lists(
     max_size=2,
 )
 BUDGET = {"num_gpus": st.integers(1, 32)}
+ELSEWHERE = {"url": st.just("http://judge:30000")}
+AUTOSCALED = st.fixed_dictionaries(
+    {
+        "min_replicas": st.integers(1, 2),
+        "max_replicas": st.integers(2, 4),
+        "in_flight_low": st.just(1),
+        "in_flight_high": st.just(9),
+    },
+    optional={"models": st.just(["none"])},
+)
 TRAINING = st.none() | st.fixed_dictionaries(
     {"ranks": st.integers(1, 16)}, optional={"ray_gpu_fraction": st.sampled_from([0.1, 0.4, 0.8])}
 )
@@ -103,17 +113,22 @@ RECIPES = st.fixed_dictionaries(
                 "server_groups": GROUPS,
                 "extra_models": FURTHER,
                 "external": st.booleans(),
+                "sampling": st.just({"temperature": 0.5}),
                 **BUDGET,
             },
         ),
-        "genrm": scorer(),
-        "teacher": scorer(),
-        "reward": st.fixed_dictionaries({"source": st.sampled_from(["genrm", "exact"])}),
+        "genrm": scorer(**ELSEWHERE),
+        "teacher": scorer(**ELSEWHERE),
+        "reward": st.fixed_dictionaries({"source": st.sampled_from(["genrm", "exact", "none"])}),
         "distillation": st.none() | st.just({"coefficient": 1.0}),
         "train": st.fixed_dictionaries(
             {"ranks": st.integers(1, 16)},
             optional={
                 "offload": st.booleans(),
+                "mini_batches": st.sampled_from([2, 500]),
+                "algorithm": st.just({"estimator": "ppo"}),
+                "schedule": st.just({"style": "cosine", "warmup_steps": 50}),
+                "weights": st.just({"transport": "process_group"}),
                 "ray_gpu_fraction": st.sampled_from([0.0, 0.4, 0.9]),
             },
         ),
@@ -124,6 +139,11 @@ RECIPES = st.fixed_dictionaries(
     optional={
         "defer_roles": st.lists(st.sampled_from(["genrm", "teacher", "rollout"]), max_size=2),
         "debug": st.sampled_from(["train_only", "rollout_only"]),
+        "max_staleness": st.integers(0, 2),
+        "data": st.just({"config": {"size": 3}}),
+        "autoscale": st.fixed_dictionaries(
+            {"rollout": AUTOSCALED}, optional={"genrm": AUTOSCALED, "teacher": AUTOSCALED}
+        ),
     },
 )
 
@@ -140,11 +160,11 @@ EXAMPLES = settings(
 
 def cure(overrides: dict[str, Any], violations: tuple[Violation, ...]) -> dict[str, Any]:
     """``overrides`` with the settings of every violation; of two cluster sizes the larger."""
-    cured = dict(overrides)
+    after = dict(overrides)
     for key, value in (setting for v in violations for setting in v.settings):
-        both = [n for n in (cured.get(key), value) if isinstance(n, int)]
-        cured[key] = max(both) if key == "cluster.gpus" else value
-    return cured
+        both = [n for n in (after.get(key), value) if isinstance(n, int)]
+        after[key] = max(both) if key == "cluster.gpus" else value
+    return after
 
 
 def planned(recipe: Recipe) -> InferencePlacementPlan | tuple[Violation, ...]:
@@ -155,13 +175,13 @@ def planned(recipe: Recipe) -> InferencePlacementPlan | tuple[Violation, ...]:
         return error.violations
 
 
-def cured_plan(recipe: dict[str, Any]) -> tuple[InferencePlacementPlan, int]:
-    """The plan once every reported violation is cured, and how many rounds that took."""
+def cured(recipe: dict[str, Any]) -> tuple[InferencePlacementPlan, dict[str, Any], int]:
+    """The plan once every reported violation is cured, by what, and how many rounds that took."""
     overrides: dict[str, Any] = {}
     for rounds in range(8):
-        made = planned(load_recipe(recipe, overrides))
+        made = planned(read_recipe(recipe, overrides))
         if isinstance(made, InferencePlacementPlan):
-            return made, rounds
+            return made, overrides, rounds
         after = cure(overrides, made)
         assert after != overrides, f"no cure changes anything: {made}"
         overrides = after
@@ -171,9 +191,10 @@ def cured_plan(recipe: dict[str, Any]) -> tuple[InferencePlacementPlan, int]:
 @given(RECIPES)
 @EXAMPLES
 def test_a_refused_recipe_is_placed_once_its_violations_are_cured(recipe: dict[str, Any]) -> None:
-    made, rounds = cured_plan(recipe)
+    made, overrides, rounds = cured(recipe)
     target(rounds)
     assert rounds <= MOST_ROUNDS
+    assert planned(load_recipe(recipe, overrides)) == made
     check(made)
 
 
@@ -182,7 +203,7 @@ def test_a_refused_recipe_is_placed_once_its_violations_are_cured(recipe: dict[s
 def test_a_recipe_is_placed_soundly_or_refused_with_a_cure_for_each_violation(
     recipe: dict[str, Any],
 ) -> None:
-    read = load_recipe(recipe)
+    read = read_recipe(recipe)
     before = read.model_dump()
     made = planned(read)
     assert made == planned(read)
@@ -197,11 +218,13 @@ def test_a_recipe_is_placed_soundly_or_refused_with_a_cure_for_each_violation(
 @given(RECIPES)
 @EXAMPLES
 def test_a_plan_is_the_same_after_json(recipe: dict[str, Any]) -> None:
-    made, _ = cured_plan(recipe)
+    made, *_ = cured(recipe)
     document = made.to_dict()
-    again = InferencePlacementPlan.from_dict(json.loads(json.dumps(document)))
-    assert again == made
-    assert again.to_dict() == document
+    for sort_keys in (False, True):
+        text = json.dumps(document, sort_keys=sort_keys)
+        again = InferencePlacementPlan.from_dict(json.loads(text))
+        assert again == made
+        assert again.to_dict() == document
 
 
 def check(made: InferencePlacementPlan) -> None:
@@ -242,11 +265,11 @@ def check_engines(made: InferencePlacementPlan) -> None:
 
 
 def check_shares(made: InferencePlacementPlan) -> None:
-    reserved: dict[tuple[str, int], float] = defaultdict(float)
+    reserved: dict[tuple[str, int], int] = defaultdict(int)
     for p in made.placements:
         for bundle in p.heads:
-            reserved[p.pool, bundle] += p.ray_gpu_fraction
+            reserved[p.pool, bundle] += ray_steps(p.ray_gpu_fraction)
     for t in made.training:
         for bundle in range(t.bundle_start, t.bundle_stop):
-            reserved[t.pool, bundle] += t.ray_gpu_fraction
-    assert all(total <= 1 + ALLOWANCE for total in reserved.values())
+            reserved[t.pool, bundle] += ray_steps(t.ray_gpu_fraction)
+    assert all(total <= STEPS for total in reserved.values())

@@ -1,6 +1,7 @@
 """Which bundle lacks what on which node; without Ray."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.placement import bind_pool, validate_bound_plan
 from relax_infer.placement.binding import in_order
-from relax_infer.placement.room import NodeRoom, best_rows, shortage, unfit_shape
+from relax_infer.placement.room import NodeRoom, best_rows, shortage, shortage_of, unfit_shape
 from tests.placement.recipes import document, engine, plan
 
 
@@ -56,10 +57,27 @@ def test_a_cluster_without_nodes_says_so() -> None:
     assert "the cluster has no node" in (shortage(1, []) or "")
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), True])
-async def test_a_timeout_is_checked_before_anything_is_asked_of_ray(timeout: float) -> None:
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), True, "5", None])
+async def test_a_timeout_is_checked_before_anything_is_asked_of_ray(timeout: Any) -> None:
     with pytest.raises(PermanentError, match="not a finite positive number of seconds"):
         await bind_pool("run", 1, timeout)
+
+
+@pytest.mark.parametrize("gpus", [0, -1, True, 1.5, "2"])
+async def test_a_pool_of_no_number_of_gpus_is_refused_with_a_cure(gpus: Any) -> None:
+    with pytest.raises(PermanentError, match="cannot be of") as refused:
+        await bind_pool("run", gpus, 5)
+    assert "from 1" in refused.value.cure
+
+
+def test_bundles_of_a_node_need_room_there() -> None:
+    pinned = [{"GPU": 1.0, "CPU": 1.0, "node:10.0.0.1": 0.001}] * 3
+    assert shortage_of([pinned], [node("1"), node("2")]) is None
+    text = shortage_of([pinned], [node("1", gpus=2), node("2")])
+    assert text is not None
+    assert text.startswith("3 bundles ask for node 10.0.0.1: bundle 2 of 3")
+    alike = [{"GPU": 1.0, "CPU": 1.0}] * 8
+    assert shortage_of([alike, alike], [node("1"), node("2")], on_one_node=True) is None
 
 
 def test_whole_nodes_come_before_a_part_of_one_whatever_ray_numbers_them() -> None:
@@ -106,3 +124,9 @@ def test_a_pool_takes_what_an_earlier_one_leaves() -> None:
     half = replace(node("1"), free_gpus=4.0)
     assert unfit_shape(made, [half, node("2", free_cpus=2.0)]) is not None
     assert [r.gpu_id for r in best_rows(3, [half], None)] == [0, 1, 2]
+
+
+def test_a_small_pool_does_not_take_the_node_that_a_larger_one_needs_whole() -> None:
+    made = plan(document("decoupled", 12, ranks=1, rollout=engine(3), genrm=engine(8, 8)))
+    assert [pool for pool, _ in made.pool_sizes] == ["rollout", "genrm", "trainer"]
+    assert unfit_shape(made, [node("1"), node("2", gpus=4, cpus=4)]) is None

@@ -52,6 +52,17 @@ async def test_a_recipe_that_can_only_be_planned_is_refused(
         ({"critic": {"ranks": 1}, "cluster.gpus": 3}, "critic: "),
         ({"reference": {"ranks": 1}, "cluster.gpus": 3}, "reference: "),
         ({"rollout.server_groups": [{"replicas": 2}]}, "rollout.server_groups: "),
+        ({"mode": "decoupled", "rollout.engine.offload": "none"}, "rollout.engine.offload: "),
+        ({"mode": "decoupled", "genrm.engine.offload": "none"}, "genrm.engine.offload: "),
+        (
+            {
+                "mode": "decoupled",
+                "teacher.extra_models": [
+                    {"model": "m", "model_id": "b", "engine": {"offload": "none"}}
+                ],
+            },
+            "teacher.extra_models.0.engine.offload: ",
+        ),
     ],
 )
 def test_each_field_that_runs_do_not_use_is_named(overrides: dict[str, Any], says: str) -> None:
@@ -59,6 +70,19 @@ def test_each_field_that_runs_do_not_use_is_named(overrides: dict[str, Any], say
         require_runnable(load_recipe("quickstart", overrides))
     assert says in str(caught.value)
     require_runnable(load_recipe("quickstart"))
+
+
+async def test_engines_that_would_stay_are_refused_before_the_id_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mode decoupled can be planned with them; the one who takes no part is nobody's concern."""
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    own = {"mode": "decoupled", "cluster__gpus": 8}
+    with pytest.raises(RecipeError, match=r"rollout\.engine\.offload: none"):
+        await resolve_recipe(request("quickstart", **own, rollout__engine__offload="none"))
+    assert not (tmp_path / "store").exists()
+    idle = {"reward.source": "exact", "genrm.engine.offload": "none"}
+    require_runnable(load_recipe("quickstart", idle))
 
 
 async def test_an_id_is_used_by_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,28 @@ def test_the_pools_of_a_plan_are_checked_together() -> None:
         validate_bound_plan(made, {})
 
 
+def test_a_gpu_is_one_under_whatever_node_it_is_told() -> None:
+    """Two Rays on a host, or one that was started again before the first was gone."""
+    twice = rows(("a", 0), ("b", 0))
+    validate_bound_placement(ONE_GPU, twice)
+    known = [row | {"gpu_uuid": "GPU-1"} for row in twice]
+    with pytest.raises(PlacementError, match="bundle 0 are the same physical GPU GPU-1"):
+        validate_bound_placement(ONE_GPU, known)
+    validate_bound_placement(ONE_GPU, [known[0], known[1] | {"gpu_uuid": "GPU-2"}])
+    partly = [known[0], known[0] | {"bundle_index": 1, "gpu_uuid": None}]
+    with pytest.raises(PlacementError, match="same physical GPU 0 of node a"):
+        validate_bound_placement(ONE_GPU, partly)
+    made = plan(document("decoupled", 2, ranks=1, rollout=engine(1)))
+    pools = {"rollout": bound(("a", 0)), "trainer": bound(("b", 0))}
+    validate_bound_plan(made, pools)
+    same = {
+        pool: [row.model_copy(update={"gpu_uuid": "GPU-1"}) for row in mine]
+        for pool, mine in pools.items()
+    }
+    with pytest.raises(PlacementError, match="one of pool rollout are the same physical GPU GPU-1"):
+        validate_bound_plan(made, same)
+
+
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_plan_fits_a_cluster_of_whole_nodes(name: str) -> None:
     plan = plan_inference_placement(load_recipe(name))

@@ -44,7 +44,7 @@ def test_a_process_group_needs_gpus_of_its_own_or_a_cpu():
         plan_inference_placement(load_recipe("quickstart", {"cluster.device": device, **cured}))
 
 
-@pytest.mark.parametrize("flag", ["pp_size", "dp_size"])
+@pytest.mark.parametrize("flag", ["pp_size", "dp_size", "attn_dp_size"])
 @pytest.mark.parametrize("transport", ["tensor", "process_group"])
 def test_engines_that_sglang_cannot_update_so_are_named(flag: str, transport: str):
     error = refused(

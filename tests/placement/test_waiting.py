@@ -1,6 +1,8 @@
 """How long a placement group is waited for, and what is said when it does not come; without Ray."""
 
 import asyncio
+import importlib
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +38,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 async def wait(seconds: float) -> None:
     deadline = asyncio.get_running_loop().time() + seconds
-    await binding._placed("run", "relax-run.pool", GROUP, {"pool": 16}, deadline)
+    await binding._placed("run", "pool", GROUP, {"pool": binding.alike(16)}, deadline)
 
 
 async def test_a_group_that_comes_is_waited_for(cluster: SimpleNamespace) -> None:
@@ -69,15 +71,111 @@ async def test_at_the_deadline_the_holders_are_named(cluster: SimpleNamespace) -
     assert "cluster.bind_timeout" in late.value.cure
 
 
+async def test_what_one_node_has_to_have_is_told_before_anything_is_made(
+    slow: SimpleNamespace,
+) -> None:
+    """Twelve GPUs on one of two nodes of eight: no time makes them."""
+    with pytest.raises(PermanentError, match="no node has room for all 12 bundles") as never:
+        await binding.bind_pool("run", 12, 3600, strategy="STRICT_PACK")
+    assert str(never.value).count("has room for 8 and then lacks GPU (8 of 8 free)") == 2
+    assert not slow.asked.is_set()
+
+
+async def test_a_node_that_bundles_ask_for_and_that_is_gone_ends_the_wait(
+    cluster: SimpleNamespace,
+) -> None:
+    wanted = {"pool": [{"GPU": 1.0, "CPU": 1.0, "node:10.0.0.9": 0.001}]}
+    deadline = asyncio.get_running_loop().time() + 3600
+    with pytest.raises(TransientError, match=r"1 bundles ask for node 10\.0\.0\.9, which"):
+        await binding._placed("run", "pool", GROUP, wanted, deadline)
+
+
+@pytest.fixture
+def slow(cluster: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Ray makes a group when ``go`` is set, whoever waits for it by then."""
+    ray_groups = importlib.import_module("ray.util.placement_group")
+    said = SimpleNamespace(asked=threading.Event(), go=threading.Event(), removed=[])
+    said.gone = asyncio.Event()
+
+    def make(bundles: list[Any], strategy: str, name: str, lifetime: str) -> Any:
+        assert lifetime == "detached"
+        said.asked.set()
+        assert said.go.wait(60)
+        return GROUP
+
+    async def remove(mine: Any, timeout: float) -> None:
+        said.removed.extend(i for i in ("g1", "other") if mine(i, {}))
+        said.gone.set()
+
+    monkeypatch.setattr(ray_groups, "placement_group", make)
+    monkeypatch.setattr(binding, "find_pool", lambda run, pool: None)
+    monkeypatch.setattr(binding, "remove_groups", remove)
+    for room in (pools, binding):
+        monkeypatch.setattr(room, "LEAST", 0.5)
+    return said
+
+
+async def test_a_group_that_ray_makes_after_a_cancellation_is_given_back(
+    slow: SimpleNamespace,
+) -> None:
+    bind = asyncio.create_task(binding.bind_pool("run", 16, 3600))
+    assert await asyncio.to_thread(slow.asked.wait, 60)
+    bind.cancel()
+    await asyncio.sleep(0)
+    slow.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await bind
+    assert slow.removed == ["g1"]
+
+
+async def test_a_group_that_ray_makes_after_the_deadline_is_given_back(
+    slow: SimpleNamespace,
+) -> None:
+    """The caller is told in time, and does not wait for it."""
+    with pytest.raises(TransientError, match="did not answer within"):
+        await binding.bind_pool("run", 16, 1)
+    assert slow.asked.is_set()
+    assert slow.removed == []
+    slow.go.set()
+    await asyncio.wait_for(slow.gone.wait(), 60)
+    assert slow.removed == ["g1"]
+
+
+async def test_a_group_that_cannot_be_given_back_hides_no_reason(
+    slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def remove(*_: Any, **__: Any) -> None:
+        raise TransientError("placement group relax-run.pool is there after 5 s.")
+
+    monkeypatch.setattr(binding, "remove_groups", remove)
+    slow.go.set()
+    with pytest.raises(PermanentError, match="could not place") as late:
+        await binding.bind_pool("run", 16, 1)
+    assert any("is there after 5 s" in note for note in late.value.__notes__)
+
+
+async def test_a_question_to_ray_ends_with_the_binding_that_asks_it(
+    slow: SimpleNamespace,
+) -> None:
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(TransientError, match="did not answer within"):
+        await pools.asked(slow.go.wait, deadline=now)
+    slow.go.set()
+
+
 def test_a_found_group_is_adopted_only_if_its_bundles_are_those_of_a_pool() -> None:
-    good = {"bundles": {0: {"GPU": 1.0, "CPU": 1.0}, 1: {"GPU": 1.0, "CPU": 2.0}}}
-    binding._adopt("run", "pool", GROUP, 16, good)
+    one = {"GPU": 1.0, "CPU": 1.0}
+    good = {"bundles": {0: one, 1: one | {"node:10.0.0.1": 0.001}}}
+    for lasts in (True, None):
+        binding._adopt("run", "pool", GROUP, 16, good, lasts)
     with pytest.raises(PermanentError, match="a pool of 16 GPUs, its recipe says 8"):
-        binding._adopt("run", "pool", GROUP, 8, good)
-    with pytest.raises(PermanentError, match=r"bundle 1 of placement group relax-run\.pool is"):
-        binding._adopt(
-            "run", "pool", GROUP, 16, {"bundles": {0: good["bundles"][0], 1: {"CPU": 1}}}
-        )
+        binding._adopt("run", "pool", GROUP, 8, good, True)
+    for other in ({"CPU": 1.0}, one | {"GPU": 2.0}, one | {"CPU": 2.0}, {"GPU": 1.0}):
+        with pytest.raises(PermanentError, match=r"bundle 1 of placement group relax-run\.pool is"):
+            binding._adopt("run", "pool", GROUP, 16, {"bundles": {0: one, 1: other}}, True)
+    with pytest.raises(PermanentError, match=r"group relax-run\.pool is not detached") as short:
+        binding._adopt("run", "pool", GROUP, 16, good, False)
+    assert "detached" in short.value.cure
 
 
 async def test_only_the_runs_own_pools_are_released(monkeypatch: pytest.MonkeyPatch) -> None:

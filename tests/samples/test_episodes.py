@@ -251,7 +251,7 @@ def test_words_that_the_tiny_policy_cannot_read_are_refused():
                 "distillation.mode": "union",
                 "teacher.max_logprob_cells": 100_000,
             },
-            "distillation.mode union",
+            "distillation.mode: union",
         ),
         (
             {"rollout.environment": {"source": "retry", "max_response_tokens": 10_000_000}},

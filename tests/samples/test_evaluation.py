@@ -148,7 +148,7 @@ def test_a_set_that_cannot_be_measured_is_refused(sets: list[dict[str, Any]], wo
 
 def test_a_set_cannot_have_more_problems_than_are_held_out():
     overrides = {"data.held_out": 8, "evaluation.sets": [{"name": "a", "problems": 9}]}
-    with pytest.raises(RecipeError, match=r"problems is 9, data\.held_out is 8"):
+    with pytest.raises(RecipeError, match=r"problems: set a has 9, data\.held_out is 8"):
         load_recipe("quickstart", overrides)
 
 

@@ -291,7 +291,7 @@ def test_another_file_than_the_run_began_with_is_refused(policy: str, sums: Path
         ({"data.answer_pattern": "("}, "no regular expression"),
         ({"data.answer_pattern": "(a)"}, "no group"),
         ({"data.sha256": "abc"}, "64 hexadecimal"),
-        ({"data.config": {"size": 3}}, "data.config is for reasoning_gym"),
+        ({"data.config": {"size": 3}}, "data.config: is for reasoning_gym"),
         ({"rollout.model": "tiny:policy"}, "22 characters"),
         ({"reward.source": "reasoning_gym"}, "scorers know only their own"),
         ({"reward.source": "genrm"}, "no prompt for a judge"),

@@ -135,12 +135,12 @@ def test_what_cannot_be_made_is_refused_with_its_field(
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"data.source": "tiny.sort4"}, "reward.source is reasoning_gym but data.source"),
-        ({"rollout.model": "tiny:policy"}, "rollout.model is tiny:policy"),
+        ({"data.source": "tiny.sort4"}, "reward.source: reasoning_gym, but data.source"),
+        ({"rollout.model": "tiny:policy"}, "rollout.model: tiny:policy"),
         ({"data.source": "gsm8k"}, r"data\.source: must be tiny\.sort4, file or reasoning_gym"),
         (
             {"data.source": "tiny.sort4", "reward.source": "exact", "data.config": {"size": 3}},
-            "data.config is for reasoning_gym",
+            "data.config: is for reasoning_gym",
         ),
         ({"reward.source": "dapo"}, r"reward\.source: must be genrm, exact"),
     ],

@@ -16,13 +16,16 @@ from tests.samples.upstream import Upstream
     [
         (
             {"rollout.prompts_per_step": 8193},
-            r"prompts_per_step x rollout\.samples_per_prompt is 65544 samples a step,"
+            r"prompts_per_step: 65544 samples a step with rollout\.samples_per_prompt 8,"
             r" staging\.max_samples is 65536",
         ),
-        ({"staging.max_samples": 255}, r"is 256 samples a step, staging\.max_samples is 255"),
+        (
+            {"staging.max_samples": 255},
+            r"256 samples a step with .* 8, staging\.max_samples is 255",
+        ),
         (
             {"rollout.sampling.max_new_tokens": 2_000_000},
-            r"256 samples x rollout\.sampling\.max_new_tokens is 512000000 tokens a step,"
+            r"rollout\.sampling\.max_new_tokens: 2000000 x 256 samples is 512000000 tokens a step,"
             r" staging\.max_tokens is 268435456",
         ),
         ({"staging.max_tokens": 1279}, r"is 1280 tokens a step, staging\.max_tokens is 1279"),

@@ -441,8 +441,8 @@ def test_a_run_can_be_distilled_in_each_mode(mode: str):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"rollout.sampling.temperature": 0.7}, "temperature must be 1.0 with distillation"),
-        ({"teacher.max_logprob_cells": 5}, r"max_logprob_cells is 5, .* may need 6"),
+        ({"rollout.sampling.temperature": 0.7}, "temperature: 0.7 with distillation"),
+        ({"teacher.max_logprob_cells": 5}, r"max_logprob_cells: 5, .* may need 6"),
     ],
 )
 @pytest.mark.parametrize("mode", MODES[1:])

@@ -119,8 +119,8 @@ def test_nobody_is_no_judge_and_a_judge_without_weight_is_refused():
     [
         ({"genrm.prompt": "{response}"}, "belong together"),
         ({"genrm.verdict": {"pattern": "(?P<score>.)"}}, "belong together"),
-        ({"genrm.prompt": "{prompt}", "genrm.verdict": {}}, r"must show the \{response\}"),
-        ({"genrm.prompt": "{response} {gold}", "genrm.verdict": {}}, r"has \{gold\}: it may show"),
+        ({"genrm.prompt": "{prompt}", "genrm.verdict": {}}, r"must show \{response\}"),
+        ({"genrm.prompt": "{response} {gold}", "genrm.verdict": {}}, r"has \{gold\}\. It may show"),
         (
             {"genrm.prompt": "{response}", "genrm.verdict": {"pattern": "("}},
             r"genrm\.verdict: pattern is no regular expression",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_infer.gateway.serve import _listen_unix
+from relax_infer.gateway.listening import listen_unix
 from relax_infer.telemetry.traces import configure_traces, end_traces, span
 from workers import _metrics
 from workers._preflight import HOST
@@ -38,7 +38,7 @@ def test_every_variable_of_the_page_is_one_that_the_code_reads():
 
 def test_the_gateways_control_socket_is_its_users_alone(tmp_path: Path):
     path = tmp_path / "private" / "gw.sock"
-    with _listen_unix(path):
+    with listen_unix(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 from pathlib import Path
 
@@ -95,15 +96,8 @@ async def test_a_worker_talks_tls_to_a_temporal_that_has_it(
     context.load_cert_chain(certificate, key)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["h2"])
-    shook: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not shook.done():
-            shook.set_result(writer.get_extra_info("ssl_object").selected_alpn_protocol())
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    port = server.sockets[0].getsockname()[1]
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
     for name, value in {
         "TEMPORAL_ADDRESS": f"127.0.0.1:{port}",
         "TEMPORAL_TLS": "true",
@@ -115,8 +109,17 @@ async def test_a_worker_talks_tls_to_a_temporal_that_has_it(
         monkeypatch.setenv(name, value)
     connecting = asyncio.ensure_future(connect())
     try:
-        assert await asyncio.wait_for(shook, 60) == "h2"
+        assert await asyncio.to_thread(protocol_of_first_caller, listener, context) == "h2"
     finally:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
-        server.close()
+
+
+def protocol_of_first_caller(listener: socket.socket, context: ssl.SSLContext) -> str | None:
+    """What is agreed on in its handshake; everybody is hung up on then."""
+    with listener:
+        listener.settimeout(60)
+        caller, _ = listener.accept()
+    caller.settimeout(60)
+    with context.wrap_socket(caller, server_side=True) as shaken:
+        return shaken.selected_alpn_protocol()

@@ -35,11 +35,11 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
         ),
         (
             {"train.schedule.style": "cosine", "train.schedule.warmup_steps": 40, "steps": 40},
-            "warmup_steps is 40 but the learning rate is to have fallen at step 40",
+            "warmup_steps: 40, but the learning rate is to have fallen at step 40",
         ),
         (
             {"train.schedule.min_learning_rate": 1.0},
-            "min_learning_rate 1 is above train.learning_rate",
+            "min_learning_rate: 1 is above train.learning_rate",
         ),
         ({"train.ranks": 3, "train.tensor_parallel": 2}, "ranks is 3, tensor_parallel x .* is 2"),
         ({"train.sequence_parallel": True}, "sequence_parallel needs tensor_parallel above 1"),
@@ -69,13 +69,16 @@ async def test_a_run_carries_the_algorithm_to_its_trainer(
         "train.algorithm.kl_coefficient": 0.01,
         "train.schedule.style": "linear",
         "train.precision": "bf16",
+        "lease.residual_gib": 2.5,
     }
     start = RunInput(recipe="quickstart", overrides=overrides, steps=9)
-    trainer = (await resolve_recipe(ResolveRequest(run="run-1", start=start))).trainer
+    plan = await resolve_recipe(ResolveRequest(run="run-1", start=start))
+    trainer = plan.trainer
     assert trainer.algorithm.estimator == "reinforce_plus_plus"
     assert trainer.algorithm.needs_reference
     assert (trainer.schedule.style, trainer.schedule.decay_steps) == ("linear", 9)
     assert (trainer.longest_response, trainer.precision) == (7, "bf16")
+    assert {spec.residual_memory for spec in (trainer, *plan.groups)} == {2_684_354_560}
 
 
 async def test_ppo_trains_a_critic_on_the_trainers_own_ranks(
@@ -104,5 +107,5 @@ def test_a_critic_that_nothing_uses_or_that_has_ranks_of_its_own_is_refused() ->
     ppo = {"train.algorithm.estimator": "ppo"}
     with pytest.raises(RecipeError, match="trainer's own 1 ranks"):
         require_runnable(load_recipe("quickstart", {**ppo, "critic": {"ranks": 2}}))
-    with pytest.raises(RecipeError, match="ppo but the recipe has no critic section"):
+    with pytest.raises(RecipeError, match="estimator: ppo, but the recipe has no critic section"):
         load_recipe("quickstart", ppo)

@@ -11,14 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from relax_infer.contracts.engines import TRAINER_TAGS, OffloadCheck
+from relax_infer.contracts.engines import TRAINER_TAGS, BundleBinding, OffloadCheck
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
+from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.training import TrainerSpec, TrainRequest
-from relax_infer.engines import check_evidence, place
+from relax_infer.engines import check_evidence, orphans, place
 from relax_infer.engines.host_processes import this_host
 from relax_infer.engines.place import Place
-from relax_infer.training.residence import Residence, TrainerFiles
+from relax_infer.engines.trainer_process import Residence
+from relax_infer.training.residence import TrainerFiles
 from relax_infer.training.trainer import TrainerActor
 from relax_infer.transfer import PublishedRows, rows_digest, rows_of_table
 from tests.training.conftest import MEGATRON_WARNS, operation
@@ -343,6 +345,34 @@ async def test_a_grant_that_was_closed_in_the_store_loads_nothing(
     with pytest.raises(StaleFence):
         await trainer.onload(cut_off)
     assert (await trainer.onload(operation(spec, "next", counter=4))).status.resident
+
+
+async def test_it_loads_nothing_beside_a_trainer_of_another_run(
+    spec: TrainerSpec,
+    actor: Make,
+    sleeper: "subprocess.Popen[bytes]",
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray lent its GPU to another run while a node was away; what that run's trainer wrote down
+    names the device."""
+    monkeypatch.setattr(orphans, "DYING_SECONDS", 0.0)
+    bound = BundleBinding(bundle=0, node_id="n", node_ip="127.0.0.1", gpu_id=0)
+    spec = spec.model_copy(update={"bundles": (bound,)})
+    other = spec.model_copy(update={"run": RunRef(run="other", store=spec.run.store)})
+    files = TrainerFiles(other, 0)
+    files.write_residence(_token(1))
+    mine = files.residence()
+    assert mine is not None
+    assert (mine.run, mine.holder, mine.devices) == ("other", "trainer/rank-0", ("n/0",))
+    _pretend(files, mine, sleeper.pid)
+    trainer = TrainerActor(spec, 0)
+    with pytest.raises(UnconfirmedError, match="trainer/rank-0 is not started beside another"):
+        await trainer.onload(operation(spec, "on"))
+    assert not (await trainer.status()).resident
+    assert TrainerFiles(spec, 0).residence() is None, "it touched nothing"
+    sleeper.communicate(b"\n")
+    assert (await trainer.onload(operation(spec, "again"))).status.resident
+    await trainer.close()
 
 
 def _token(counter: int) -> FenceToken:

@@ -184,6 +184,7 @@ async def test_nothing_is_confirmed_to_one_to_whom_nothing_was_sent(sending: Sen
 
 
 def test_ranks_that_do_not_come_end_a_real_group_in_time(monkeypatch: pytest.MonkeyPatch):
+    """pains 8: a rank is gone, and nobody waits in the collective for it for ever."""
     monkeypatch.setattr(torch_group, "JOIN_SECONDS", 0.2)
     group = TorchGroup("127.0.0.1", "gloo", 2, 30.0, 0)
     with pytest.raises(RuntimeError):

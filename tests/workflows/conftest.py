@@ -1,5 +1,6 @@
 """A Temporal server for the tests of this folder, and a worker over the scripted world."""
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,26 +19,35 @@ from temporalio.worker import Interceptor, Worker
 from relax_infer.contracts.policies import QUEUES
 from tests.workflows.scripted_world import ScriptedWorld
 from workers._runner import FAILS_WORKFLOW, workflow_runner
+from workers._temporal import DYNAMIC
 from workflows import WORKFLOWS
 from workflows._visible import REWARD, ROLE, RUN, STATE, STEP, WEIGHT_VERSION
 
-FAST = (
-    "--dynamic-config-value",
-    "history.transferProcessorMaxPollRPS=200",
-    "--dynamic-config-value",
-    "history.timerProcessorMaxPollRPS=200",
-)
+BRIEF = ("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=60")
+"""Every long-lived workflow continues as new again and again, within a run of a few steps."""
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def temporal() -> AsyncIterator[Client]:
+@asynccontextmanager
+async def _server(*options: str) -> AsyncIterator[Client]:
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=str(Path(sys.executable).parent / "temporal"),
         data_converter=pydantic_data_converter,
         search_attributes=[RUN, STEP, ROLE, STATE, WEIGHT_VERSION, REWARD],
-        dev_server_extra_args=list(FAST),
+        dev_server_extra_args=list(options),
     ) as environment:
         yield environment.client
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def temporal() -> AsyncIterator[Client]:
+    async with _server(*DYNAMIC) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def brief_temporal() -> AsyncIterator[Client]:
+    async with _server(*DYNAMIC, *BRIEF) as client:
+        yield client
 
 
 @pytest.fixture
@@ -47,7 +57,18 @@ def working(temporal: Client) -> Callable[..., AbstractAsyncContextManager[Clien
     With ``cached_workflows=0`` every workflow task is handled by a worker that knows nothing of the
     workflow but its history, as if each had been killed after the one before.
     """
+    return _working(temporal)
 
+
+@pytest.fixture
+def working_briefly(
+    brief_temporal: Client,
+) -> Callable[..., AbstractAsyncContextManager[Client]]:
+    """Like ``working``, on a server with short histories."""
+    return _working(brief_temporal)
+
+
+def _working(temporal: Client) -> Callable[..., AbstractAsyncContextManager[Client]]:
     @asynccontextmanager
     async def work(
         world: ScriptedWorld,
@@ -78,7 +99,12 @@ def working(temporal: Client) -> Callable[..., AbstractAsyncContextManager[Clien
 
 
 async def _end_all(client: Client) -> None:
-    """What a failed test left running must not ask the next test's world for anything."""
-    async for left in client.list_workflows("ExecutionStatus = 'Running'"):
-        with contextlib.suppress(RPCError):  # it has just ended by itself
-            await client.get_workflow_handle(left.id).terminate("its test is over")
+    """What a test left running must not ask the next test's world for anything.
+
+    What was begun meanwhile, or is listed a moment late, is found by another look.
+    """
+    while left := [each.id async for each in client.list_workflows("ExecutionStatus = 'Running'")]:
+        for name in left:
+            with contextlib.suppress(RPCError):  # it has just ended by itself
+                await client.get_workflow_handle(name).terminate("its test is over")
+        await asyncio.sleep(0.2)

@@ -559,7 +559,7 @@ class ScriptedWorld:
         return STAGED
 
 
-async def until(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], Any], *, seconds: float = 150.0) -> None:
     """Wait for a condition (sync or async) of the world, up to a bound."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -177,7 +177,7 @@ async def test_a_run_goes_on_with_the_replicas_that_are_left(working: Working):
 async def test_the_only_replica_given_up_ends_the_step_and_has_another_chance_in_the_next(
     working: Working,
 ):
-    world = ScriptedWorld()
+    world = ScriptedWorld(reconcile_timeout=60.0)
     world.faults["judge_samples"] = ["hold"]
     async with working(world) as client:
         handle = await start(client, steps=1)

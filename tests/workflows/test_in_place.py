@@ -3,7 +3,7 @@
 import pytest
 
 from relax_infer.contracts.run import ResolveRun
-from relax_infer.machines import ReplicaState, RunState
+from relax_infer.machines import LeaseState, ReplicaState, RunState
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_schedules import DECOUPLED, is_in, loads
 from tests.workflows.test_training_run import Working, lease, nothing_was_broken, start
@@ -59,6 +59,29 @@ async def test_nobody_is_routed_to_an_engine_while_its_weights_change(working: W
         world.go_on.set()
         done = await handle.result()
     assert done.state is RunState.DONE
+    nothing_was_broken(world)
+
+
+async def test_a_policy_that_is_lost_while_its_weights_change_is_waited_for(working: Working):
+    world = decoupled(reconcile_timeout=60.0)
+    world.faults["load_engine_weights"] = ["hold"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await world.held.wait()
+        lost = {"role": "rollout", "why": "an engine is lost"}
+        await client.get_workflow_handle(f"{handle.id}.lease").signal("holder_lost", lost)
+
+        async def blocked() -> bool:
+            return (await lease(client, handle)).roles["rollout"].state is LeaseState.BLOCKED
+
+        await until(blocked)
+        world.faults["probe_engines"] = ["hang"]
+        world.go_on.set()
+        await world.stuck.wait()
+        world.freed.set()
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert world.calls["load_engine_weights"] == 1
     nothing_was_broken(world)
 
 

@@ -172,6 +172,16 @@ def test_given_up_batches_are_remembered_up_to_a_bound():
     assert len(book.given_up) == COMMITS_REMEMBERED
 
 
+def test_of_batches_that_were_given_up_long_ago_the_cause_is_short():
+    book = LeaseBook("default", ROLES)
+    for number in range(100):
+        book.begin_batch(f"step-{number}")
+        book.fail_batch("the judge died: " + "x" * 5000)
+        book.abandon_batch()
+    assert len(book.failure_of("step-0") or "") == 80
+    assert len(book.failure_of("step-99") or "") > 5000
+
+
 def test_student_scoring_wants_a_release_of_its_own():
     book = book_with_batch()
     book.note_rollout_released()

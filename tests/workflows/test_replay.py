@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+KEPT = {path.name.split(".json")[0] for path in (ROOT / "tests" / "histories").glob("*.json.gz")}
 
 
 @pytest.mark.parametrize(("seed", "how"), [("1", ()), ("2", ()), ("1", ("traced",))])
@@ -22,4 +23,6 @@ def test_kept_histories_replay_on_todays_workflows(seed: str, how: tuple[str, ..
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) >= 8
+    assert int(done.stdout) == len(KEPT)
+    assert {"run", "step-0", "step-1", "lease", "rollout", "rollout.policy", "weights-1"} <= KEPT
+    assert any("recovery" in name for name in KEPT)

@@ -107,7 +107,7 @@ async def half_cleaned(role: ScaledRole) -> str:
 
 @pytest.mark.parametrize("by", ["count", "address"])
 async def test_a_half_cleaned_replica_is_finished_by_count_or_by_address(working: Working, by: str):
-    """Finding F4. Its placement group is removed once, at the end."""
+    """pains 23, finding F4. Its placement group is removed once, at the end."""
     world = ScriptedWorld()
     async with scaled_role(working, world) as role:
         url = await half_cleaned(role)

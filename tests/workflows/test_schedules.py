@@ -3,9 +3,10 @@
 from itertools import combinations
 
 import pytest
+from temporalio.client import Client, WorkflowUpdateFailedError
 
 from relax_infer.contracts.run import ResolveRun
-from relax_infer.machines import RunState
+from relax_infer.machines import LeaseState, RunState
 from tests.workflows.scripted_world import ScriptedWorld, plan, until
 from tests.workflows.test_training_run import (
     Handle,
@@ -177,6 +178,69 @@ async def test_a_blocked_run_that_is_ahead_can_be_stopped(working: Working):
     assert world.violations == []
     assert not any(e.holds for e in world.engines.engines.values())
     assert not world.engines.trainer_holds
+
+
+async def test_two_roles_in_doubt_are_told_together_and_each_is_freed_by_its_own_proof(
+    working: Working,
+):
+    world = ScriptedWorld(apart=DECOUPLED, reconcile_timeout=0.5)
+    for role, asked in (("genrm", "judge_samples"), ("teacher", "teach_samples")):
+        world.engines.engines[role, 0].hides = True
+        world.faults[asked] = ["kill_engine"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+
+        async def waits_for(*roles: str) -> bool:
+            seen = await status(handle)
+            named = {role for role in ("genrm", "teacher") if f"{role}: " in seen.doing}
+            return seen.state is RunState.BLOCKED and named == set(roles)
+
+        await until(lambda: waits_for("genrm", "teacher"))
+        world.engines.engines["teacher", 0].hides = False
+        await until(lambda: waits_for("genrm"))
+        word = ResolveRun(who="ada", why="looked at its node", confirm_released=True)
+        with pytest.raises(WorkflowUpdateFailedError):
+            await handle.execute_update("resolve", word)  # it hides still
+        assert await waits_for("genrm")
+        world.engines.end_all()
+        await handle.execute_update("resolve", word)
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+    nothing_was_broken(world)
+
+
+async def lose_the_judge(client: Client, handle: Handle, world: ScriptedWorld) -> None:
+    """While the policy generates, and so that no proof can be had."""
+    await world.held.wait()
+    world.engines.engines["genrm", 0].hides = True
+    world.engines.engines["genrm", 0].die()
+    await until(lambda: doubted(client, handle, "genrm"))
+
+
+async def doubted(client: Client, handle: Handle, role: str) -> bool:
+    return (await lease(client, handle)).roles[role].state is LeaseState.BLOCKED
+
+
+async def test_a_step_waits_for_a_role_that_was_lost_before_its_turn(working: Working):
+    """Though the role has GPUs of its own and the lease was not asked for them yet."""
+    world = ScriptedWorld(apart=DECOUPLED, reconcile_timeout=60.0)
+    world.faults["generate_groups"] = ["hold"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await lose_the_judge(client, handle, world)
+        world.go_on.set()
+        await until(lambda: world.calls["teach_samples"])
+        assert (await status(handle)).state is RunState.RUNNING
+        world.engines.engines["genrm", 0].hides = False
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+    assert {name: world.calls[name] for name in ("generate_groups", "judge_samples")} == {
+        "generate_groups": 1,
+        "judge_samples": 1,
+    }
+    nothing_was_broken(world)
 
 
 async def test_continue_as_new_waits_for_the_open_steps(working: Working):

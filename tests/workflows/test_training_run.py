@@ -120,26 +120,16 @@ async def test_a_role_is_unpublished_before_it_lets_go(working: Working):
     assert states[:6] == ["READY", "DRAINING", "SLEEPING"] * 2
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "onload_engines",
-        "offload_engines",
-        "onload_trainer",
-        "offload_trainer",
-        "generate_groups",
-        "judge_samples",
-        "teach_samples",
-        "train_step",
-        "evaluate_policy",
-    ],
-)
-async def test_a_lost_reply_costs_nothing_but_a_repeat(working: Working, name: str):
+async def test_lost_replies_cost_nothing_but_repeats(working: Working):
+    """Of every activity that has an engine, the trainer or a phase do something: twice each."""
     world = ScriptedWorld()
-    world.faults[name] = ["", "lose_reply", "lose_reply"]
+    names = ("onload_engines", "offload_engines", "onload_trainer", "offload_trainer")
+    phases = ("generate_groups", "judge_samples", "teach_samples", "train_step", "evaluate_policy")
+    for name in (*names, *phases):
+        world.faults[name] = ["", "lose_reply", "lose_reply"]
     async with working(world) as client:
         done = await (await start(client, steps=2)).result()
-    assert world.faults[name] == []
+    assert not any(world.faults.values())
     assert done.state is RunState.DONE
     assert sorted(world.ledger) == [1, 2]
     nothing_was_broken(world)
@@ -326,6 +316,21 @@ async def test_a_target_may_be_raised_but_not_below_what_is_done(working: Workin
     assert done.step == 4
 
 
+async def test_a_target_that_is_given_before_the_recipe_is_read_stands(working: Working):
+    world = ScriptedWorld()
+    world.faults["resolve_recipe"] = ["hold"]
+    async with working(world) as client:
+        handle = await start(client, steps=5)
+        await world.held.wait()
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update("set_target_steps", 0, result_type=RunStatus)
+        assert "0 is no target" in str(refused.value.cause)
+        await handle.execute_update("set_target_steps", 1, result_type=RunStatus)
+        world.go_on.set()
+        done = await handle.result()
+    assert (done.step, done.target) == (1, 1)
+
+
 async def running(handle: Handle) -> bool:
     return await in_state(handle, RunState.RUNNING)
 
@@ -344,8 +349,12 @@ async def test_five_continue_as_news_keep_lease_and_roles(working: Working):
         await until(lambda: len(world.ledger) >= 5)
         after = [(await client.get_workflow_handle(i).describe()).run_id for i in ids]
         done = await handle.result()
+        listed = client.list_workflows(f"WorkflowId = '{handle.id}'")
+        histories = [found.id async for found in listed]
     assert before == after
+    assert len(histories) == 6
     assert done.step == 5
+    assert done.gateway_url is None, "it is gone with the run"
     assert done.progress[-1].step == 5
     assert world.calls["bind_placement"] == 1
     nothing_was_broken(world)

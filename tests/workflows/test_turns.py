@@ -80,7 +80,7 @@ def test_a_step_that_ended_holds_and_wants_nothing():
 
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_every_order_of_asking_ends_and_keeps_the_bounds(staleness: int, steps: int, chance):
-    """Steps ask for their turns in any interleaving; all of them get to their end."""
+    """pains 21: steps ask for their turns in any interleaving; all of them get to their end."""
     book = turns(staleness)
     order: list[Turn] = ["generate", "train", "sync"]
     at = dict.fromkeys(range(1, steps + 1), 0)

@@ -1,0 +1,88 @@
+"""What the driver says of a node's devices, and what is made of it before a server is started."""
+
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relax_infer.contracts.engines import BundleBinding
+from relax_infer.contracts.failures import TransientError
+from relax_infer.engines import node as module
+from relax_infer.engines.memory import MIB, memory_in_use
+from relax_infer.engines.node import EngineNode
+from tests.engines.checkpoints import group_spec
+
+BEFORE, RESIDUAL = 100 * MIB, 300 * MIB
+ON_A_GPU = {"device": "cuda", "residual_memory": RESIDUAL}
+
+
+class Devices:
+    """Of a host whose servers and whose driver are pretended."""
+
+    in_use = BEFORE
+
+    async def memory_in_use(self, bundles: object) -> int:
+        return self.in_use
+
+    async def start(self, *_: object) -> Any:
+        processes = SimpleNamespace(incarnation="i", session=1, tree=())
+        holder = SimpleNamespace(processes=processes, memory_before=self.in_use, log="l")
+        return SimpleNamespace(holder=holder, lost=lambda: None)
+
+    async def end(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = Devices()
+    monkeypatch.setattr(module, "memory_in_use", made.memory_in_use)
+    monkeypatch.setattr(module, "start_server", made.start)
+    monkeypatch.setattr(module, "end_engine", made.end)
+    return made
+
+
+async def test_no_server_is_started_before_the_last_one_s_memory_came_back(
+    devices: Devices, tmp_path: Path
+) -> None:
+    """pains 5, 6: all of its processes are gone and the memory is not free; what is rebuilt there
+    would run out of it. A recovery tries again, later."""
+    spec = group_spec(tmp_path).model_copy(update=ON_A_GPU)
+    node = EngineNode(spec, 0, 0)
+    launch: Any = SimpleNamespace(group=spec)
+    devices.in_use = BEFORE
+    await node.start(launch)
+    devices.in_use = BEFORE + RESIDUAL + MIB
+    await node.end()
+    for _ in range(2):
+        with pytest.raises(TransientError, match=f"{devices.in_use} bytes in use"):
+            await node.start(launch)
+        assert node.process is None
+    devices.in_use = BEFORE + RESIDUAL
+    await node.start(launch)
+    assert node.process is not None
+
+
+async def test_the_first_server_is_not_judged_by_what_others_use(
+    devices: Devices, tmp_path: Path
+) -> None:
+    spec = group_spec(tmp_path).model_copy(update=ON_A_GPU)
+    devices.in_use = BEFORE + 2 * RESIDUAL
+    launch: Any = SimpleNamespace(group=spec)
+    await EngineNode(spec, 0, 0).start(launch)
+
+
+async def test_a_device_is_asked_about_by_its_uuid_where_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number has become another device's since it was bound."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nprintf "0, GPU-b, 7\\n1, GPU-a, 5\\n"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    bound = BundleBinding(bundle=0, node_id="n", node_ip="127.0.0.1", gpu_id=0)
+    assert await memory_in_use((bound,)) == 7 * MIB
+    named = bound.model_copy(update={"gpu_uuid": "GPU-a"})
+    assert await memory_in_use((named,)) == 5 * MIB
