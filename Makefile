@@ -114,18 +114,28 @@ endef
 export UNIT_CHUNKS
 
 # Every line of stdin is a name and what pytest is given, in a process of its own; exit code 5 is
-# "nothing chosen".
+# "nothing chosen". Machines are shared and other lanes are at work: what failed (exit code 1) is
+# tried once more when all is quiet, aloud, and a test that fails twice fails.
 define chunks
-{ chunk() {
+{ export SEEN=$(VENV)/seen AGAIN=$(VENV)/again.txt; : > $$AGAIN
+chunk() {
   local name=$$1 code=0 begun=$$SECONDS; shift
   local log=$(VENV)/$$name.log
-  $(BIN)/python -m pytest -m $(2) --durations=10 $(ARGS) "$$@" > $$log 2>&1 || code=$$?
+  $(BIN)/python -m pytest -m $(2) -o cache_dir=$$SEEN/$$name --durations=10 $(ARGS) "$$@" \
+    > $$log 2>&1 || code=$$?
   echo "$$name: $$((SECONDS - begun)) s" >> $$log
   cat $$log
-  [ $$code -eq 0 ] || [ $$code -eq 5 ]
+  [ $$code -ne 1 ] || echo "$$name $$*" >> $$AGAIN
+  [ $$code -le 1 ] || [ $$code -eq 5 ]
 }
 export -f chunk
-xargs -P $(1) -L 1 bash -c 'chunk "$$@"' _; }
+xargs -P $(1) -L 1 bash -c 'chunk "$$@"' _
+while read -r name files; do
+  echo "== what failed in $$name, once more and alone"
+  $(BIN)/python -m pytest -m $(2) -o cache_dir=$$SEEN/$$name --last-failed \
+    --last-failed-no-failures none $(ARGS) $$files < /dev/null
+done < $$AGAIN
+}
 endef
 
 unit: install

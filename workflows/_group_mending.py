@@ -27,8 +27,6 @@ class GroupMending(GroupCore):
             try:
                 await self._watch_once()
             except Exception as error:
-                if not workflow.patched("watch-goes-on"):
-                    raise
                 # Nobody would notice a loss any more; the error alone is no reason for that.
                 workflow.logger.exception("the watch of %s: %s", self._id, text_of(error))
                 await workflow.sleep(WATCH_PAUSE)
@@ -65,8 +63,7 @@ class GroupMending(GroupCore):
         try:
             async with self._at_work():
                 # Another operation may have had its turn before: it let go of what was lost.
-                same = self._book.state is GroupState.READY and self._book.incarnations() == seen
-                if same or not workflow.patched("watch-goes-on"):
+                if self._book.state is GroupState.READY and self._book.incarnations() == seen:
                     await self._mend(lost)
         except FailureError as error:
             workflow.logger.error("mending %s: %s", self._id, text_of(error))

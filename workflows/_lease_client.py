@@ -49,7 +49,7 @@ class LeaseClient:
         try:
             return await self._ask(request.method, request)
         except NobodyThere:
-            if self._begin_anew is None or not workflow.patched("a-lease-that-is-gone"):
+            if self._begin_anew is None:
                 raise
         await self._begin(self._begin_anew)
         if request.method == "resolve":
@@ -63,7 +63,7 @@ class LeaseClient:
             request,
             LeaseAnswer,
             operation_id=request.operation_id,
-            again=workflow.patched("asked-again"),
+            again=True,
         )
 
     async def find(self) -> bool:

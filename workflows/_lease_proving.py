@@ -46,41 +46,33 @@ class LeaseProving(LeaseCore):
         # A timer, not a clock: after a workflow task that timed out the clock shows the time of an
         # earlier one, and another in replay.
         patience = asyncio.create_task(workflow.sleep(self._start.reconcile_timeout))
-        in_time = workflow.patched("told-in-time")
-        telling = asyncio.create_task(self._tell_when(role, patience)) if in_time else None
+        telling = asyncio.create_task(self._tell_when(role, patience))
         try:
-            await self._probe_until_known(role, patience, in_time)
+            await self._probe_until_known(role)
         finally:
             patience.cancel()
-        if telling is not None:
-            await telling
+        await telling
         if role in self._told:
             self._told.discard(role)
-            if in_time:  # the others are in what the run is told now: their ends must be, too
-                self._told.update(self._book.blocked)
+            # The others are in what the run is told now: their ends must be, too.
+            self._told.update(self._book.blocked)
             await self._tell_run("lease_unblocked")
         self._show()
 
-    async def _probe_until_known(
-        self, role: str, patience: "asyncio.Task[None]", in_time: bool
-    ) -> None:
+    async def _probe_until_known(self, role: str) -> None:
         pause = 0.5
         while role in self._book.blocked:
             self._hints.discard(role)
             await self._reconcile_once(role)
             if role not in self._book.blocked:
                 break
-            if not in_time and patience.done():
-                self._told.add(role)
-                await self._tell_run("lease_blocked")
-            # A person may take days, and the role says when to look; a hint may be lost.
-            told = role in self._told
-            timeout = None if told and not in_time else timedelta(seconds=pause)
+            # A person may take days, and the role says when to look; but a hint may be lost.
             with suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda: role in self._hints or role not in self._book.blocked, timeout=timeout
+                    lambda: role in self._hints or role not in self._book.blocked,
+                    timeout=timedelta(seconds=pause),
                 )
-            pause = min(2 * pause, SLOW_PAUSE if told else PAUSE)
+            pause = min(2 * pause, SLOW_PAUSE if role in self._told else PAUSE)
 
     async def _tell_when(self, role: str, patience: "asyncio.Task[None]") -> None:
         """At its time, also while a probe waits for an engine that does not answer."""
@@ -149,10 +141,7 @@ class LeaseProving(LeaseCore):
                 await self._resolve_role(role, f"{request.who}: {request.why}")
         batch = self._book.batch
         meant = batch is not None and request.batch in (None, batch.batch)
-        if not (request.abandon and meant):
-            return
-        # What is BLOCKED stays reserved, whatever becomes of the batch.
-        if not self._book.blocked or workflow.patched("abandoned-while-blocked"):
+        if request.abandon and meant:  # what is BLOCKED stays reserved all the same
             self._book.abandon_batch()
 
     async def _resolve_role(self, role: str, word: str) -> None:
@@ -161,7 +150,7 @@ class LeaseProving(LeaseCore):
         try:
             result = await self._have(role, "resolve", fence, None, word=word)
         except NobodyThere as gone:
-            if fence is None or not workflow.patched("word-past-a-role"):
+            if fence is None:
                 raise
             result = await self._end_groups_of(role, fence, word, gone)
         state, asleep = result.state, result.state in ("SLEEPING", "STOPPED")

@@ -53,7 +53,7 @@ class LeaseWaiting(LeaseProving):
     async def _until_free_of_doubt(self, role: str, operation_id: str = "") -> bool:
         """Whether something had to be waited for: that it is known where the role stands, and every
         role that uses its GPUs."""
-        if not self._book.in_doubt_for(role) or not workflow.patched("grants-wait-for-proof"):
+        if not self._book.in_doubt_for(role):
             return False
         await workflow.wait_condition(
             lambda: not self._book.in_doubt_for(role) or operation_id in self._given_up

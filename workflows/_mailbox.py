@@ -48,15 +48,12 @@ class Mailbox:
             nothing twice.
     """
 
-    def __init__(
-        self, carried: dict[str, Any] | list[Any] | None = None, *, remembers: bool = True
-    ) -> None:
+    def __init__(self, carried: dict[str, Any] | None = None, *, remembers: bool = True) -> None:
         self._expected: dict[str, Answer | None] = {}
         self._given: dict[str, Answer] = {}
         self._at_work: dict[str, list[str]] = {}
         self._remembers = remembers
-        if not isinstance(carried, dict):  # as earlier code carried it: every answer whole
-            carried = {"older": "", "full": carried or []}
+        carried = carried or {"older": "", "full": []}
         self._older = Older(carried["older"])
         for document in carried["full"]:
             self._remember(Answer.model_validate(document))

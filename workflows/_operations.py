@@ -39,13 +39,9 @@ class Operations:
     """
 
     def __init__(self, carried: dict[str, Any] | None = None) -> None:
-        carried = carried or {}
-        if isinstance(carried.get("older"), str):
-            older, full = carried["older"], carried["full"]
-        else:  # as earlier code carried it: every one whole, by its id
-            older, full = "", carried
-        self._older = Older(older)
-        self._known = {key: _restore(document) for key, document in full.items()}
+        carried = carried or {"older": "", "full": {}}
+        self._older = Older(carried["older"])
+        self._known = {key: _restore(document) for key, document in carried["full"].items()}
 
     @property
     def idle(self) -> bool:

@@ -139,32 +139,24 @@ class Premises:
         await self._start_roles(number)
         await self._try_every_role()
 
-    async def _let_go(self) -> LeaseAnswer | None:
+    async def _let_go(self) -> LeaseAnswer:
         """Every role lets go under one lease, while all of them can still be asked; the trainer's
         answer. A lease that is ended by hand from then on is needed no more: one that began anew
         could not ask roles that are gone, and would keep their GPUs for ever."""
-        if workflow.patched("all-let-go-first"):
-            while True:
-                begun = self._lease.begun_anew
-                for role in inference_roles(self._plan):
-                    await self._lease.take("deactivate", role)
-                trainer = await self._lease.take("deactivate", "trainer")
-                if self._lease.begun_anew == begun:
-                    return trainer
-        if workflow.patched("a-lease-that-is-gone") and not await self._lease.find():
-            for role in self._plan.roles:
+        while True:
+            begun = self._lease.begun_anew
+            for role in inference_roles(self._plan):
                 await self._lease.take("deactivate", role)
-        for role in self._plan.roles:
-            if not self._plan.sharing(role):  # it keeps its GPUs; nobody else holds any now
-                await self._lease.release(role)
-        return None
+            trainer = await self._lease.take("deactivate", "trainer")
+            if self._lease.begun_anew == begun:
+                return trainer
 
     # --- roles
 
     async def _try_every_role(self) -> None:
         """The policy is not among them: step 0 brings it up with its first weights."""
         for role in self._plan.roles:
-            if self._leaving() and workflow.patched("stopped-while-starting"):
+            if self._leaving():
                 return
             if role != "rollout":
                 self._show(f"brings up {role} for the first time")
@@ -198,7 +190,7 @@ class Premises:
                 await self._ask(role, "resolve", attempt, word)
             await self._ask(role, "stop", attempt)
         except NobodyThere:
-            if word is None or not workflow.patched("a-role-that-is-gone"):
+            if word is None:
                 raise
             await self._stop_groups(role, attempt, word)
 
@@ -224,9 +216,8 @@ class Premises:
             operation_id=f"{workflow.info().run_id}:{who}:{method}:{attempt}",
         )
 
-    async def _stop_trainer(self, occasion: str, last: LeaseAnswer | None) -> None:
+    async def _stop_trainer(self, occasion: str, last: LeaseAnswer) -> None:
         """As a role is stopped; a word for a trainer that nobody can reach stands for its end."""
-        last = last or await self._lease.take("deactivate", "trainer")
         if last.fence is None:
             return
         word = None

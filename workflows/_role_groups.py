@@ -139,8 +139,7 @@ class RoleGroups:
                 timeout=PATIENT.get(operation.method, self._start.operation_timeout),
             )
         except NobodyThere:  # ended by hand
-            ends = operation.method in ("resolve", "stop")
-            if not ends or not workflow.patched("groups-that-are-gone"):
+            if operation.method not in ("resolve", "stop"):
                 raise
             if self.fence is None:  # what was asked for is known to have led to nothing, or unknown
                 if self._known[group.model].state is not GroupState.STOPPED:

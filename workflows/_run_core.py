@@ -145,7 +145,7 @@ class RunCore:
             return
         if reasons:  # of one of several
             self._show(f"waits for a person: {reasons}")
-        elif self._words_awaited and workflow.patched("a-word-is-awaited"):
+        elif self._words_awaited:
             self._show(f"waits for a person: {self._error or 'its roles must be stopped'}")
         else:
             self._move(RunEvent.RESOLVED_BY_OPERATOR, "goes on")

@@ -79,11 +79,6 @@ class ScaleDesk:
         if self.closing:
             raise ValueError(GOING_DOWN.format(role=role.capitalize()))
         model = self._model(request)
-        if self._start.shares_with is None:
-            raise ValueError(
-                f"{role} was started before replicas could be added: restart the role first"
-                " (relax-infer resolve RUN --restart)"
-            )
         if self._start.shares_with and request.engine_urls and request.direction == "out":
             raise ValueError(
                 f"{role} takes turns on its GPUs with {', '.join(self._start.shares_with)} (defer"

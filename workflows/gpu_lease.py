@@ -92,7 +92,7 @@ class GpuLease(LeaseWaiting):
         if role.state is LeaseState.ACTIVE:
             self._book.record(lost.role, LeaseEvent.OPERATION_FAILED, workflow.time(), lost.why)
             await self._wait_until_known(lost.role)
-        elif role.state is LeaseState.BLOCKED and workflow.patched("lost-is-a-hint"):
+        elif role.state is LeaseState.BLOCKED:
             self._hints.add(lost.role)  # in doubt already: what is lost now may have let go
 
     @workflow.signal
@@ -319,7 +319,6 @@ class GpuLease(LeaseWaiting):
         """At most five seconds; outside callers repeat it with a new operation id. Those that come
         one after another must not keep the lease from continuing as new."""
         batch = request.batch or ""
-        gives_way = workflow.patched("waits-end-with-the-history")
 
         def over() -> bool:
             return batch in self._book.committed or self._book.failure_of(batch) is not None
@@ -327,8 +326,7 @@ class GpuLease(LeaseWaiting):
         self._waiters += 1
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: over() or (gives_way and self._ends_with_its_handlers),
-                timeout=WAIT_COMMITTED,
+                lambda: over() or self._ends_with_its_handlers, timeout=WAIT_COMMITTED
             )
         self._waiters -= 1
         if not over():

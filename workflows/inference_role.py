@@ -327,12 +327,11 @@ class InferenceRole:
                 self._groups.close(GroupState.DRAINING, ReplicaState.DRAINING)
                 await self._publication.publish()
                 result = await self._groups.operate(operation, operation_id)
-                stops = operation.method == "stop"
-                if stops or not workflow.patched("published-after-offload"):
+                if operation.method == "stop":
                     await self._publication.publish()
+                    self._stopped = True
                 else:  # nobody is sent to it any more; that it sleeps may be told meanwhile
                     self._note_change()
-                self._stopped = stops
             case _:
                 raise fail(PERMANENT, f"a role cannot {operation.method}")
         return result

@@ -77,7 +77,7 @@ class ScaleRole:
     async def _members(self, start: ScaleInput) -> Members:
         """Engines of others are the role's, not the group's: where addresses are given it is
         asked."""
-        if start.request.engine_urls and workflow.patched("engines-of-others"):
+        if start.request.engine_urls:
             return await self._work.ask_role("externals")
         return await self._work.ask_group("members")
 

@@ -299,7 +299,7 @@ class TrainingRun(RunCore):
         Args:
             lost: leases that were when the step began.
         """
-        if not workflow.patched("a-lease-that-is-gone") or self._is_stopping:
+        if self._is_stopping:
             return False
         await self._lease.find()
         if self._leases_lost > lost:

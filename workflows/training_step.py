@@ -139,7 +139,7 @@ class TrainingStep:
         plan = self._plan
         both = plan.judged_by_genrm and plan.distilled
         apart = "genrm" not in plan.roles or "teacher" not in plan.sharing("genrm")
-        if both and apart and workflow.patched("scored-at-once"):
+        if both and apart:
             self._journal.enter(StepEvent.JUDGING_STARTED, "waits for the GenRM and the Teacher")
             judged, taught = await _all_ended(self._judge(generated), self._teach(generated))
             self._journal.enter(StepEvent.TEACHING_STARTED, "has its scores")
@@ -251,8 +251,7 @@ class TrainingStep:
 
     async def _put_rows_back(self) -> None:
         """TransferQueue may have been lost with its rows; where they are there nothing changes."""
-        if workflow.patched("rows-put-back"):
-            await PUBLISH_BATCH(self._published_request(), summary="put the batch back")
+        await PUBLISH_BATCH(self._published_request(), summary="put the batch back")
 
     async def _publish_weights(self) -> None:
         """To the policy engines; what they answer with is evaluated before anything else is."""

@@ -37,7 +37,7 @@ class BundleBinding(Message):
     gpu_uuid: str | None = None
     """None where the devices are pretended."""
     host: HostIdentity | None = None
-    """What the node's kernel said when it was bound; None in bindings of earlier versions."""
+    """What the node's kernel said when it was bound; None: nobody asked it."""
 
     @property
     def device(self) -> str:

@@ -62,7 +62,7 @@ class LeaseRequest(LeaseCommand):
     @property
     def fingerprint(self) -> str:
         asked = f"{self.method}|{self.batch or ''}|{self.role or ''}|{self.purpose or ''}"
-        weights = self.weights  # left out where there are none: as earlier code had it
+        weights = self.weights
         return asked if weights is None else f"{asked}|{weights.version} {weights.digest}"
 
 
@@ -210,8 +210,8 @@ class RoleInput(StartInput):
     operation_timeout: float = 180.0
     restarts: int = 0
     """How often a person had the run's roles started anew."""
-    shares_with: tuple[str, ...] | None = None
-    """Roles that use a GPU of this one's; None in roles that began on earlier code."""
+    shares_with: tuple[str, ...] = ()
+    """Roles that use a GPU of this one's."""
     autoscale: dict[str, AutoscalePolicy] = Field(default_factory=dict[str, AutoscalePolicy])
     """Model and when it has more or fewer replicas; others have as many as somebody asks for."""
     carried: dict[str, Any] | None = None

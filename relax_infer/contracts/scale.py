@@ -99,9 +99,8 @@ class ScaleRequest(StartInput):
 
     @property
     def fingerprint(self) -> str:
-        """What is asked for. Fields that earlier code did not have are left out."""
-        later = {"on_partial"} if self.on_partial == "keep" else set[str]()
-        return self.model_dump_json(exclude={"operation_id", "wait", "by", "reason", *later})
+        """What is asked for, whoever asks and why."""
+        return self.model_dump_json(exclude={"operation_id", "wait", "by", "reason"})
 
 
 class ScaleReplica(Message):

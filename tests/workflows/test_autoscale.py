@@ -229,7 +229,6 @@ async def test_a_run_carries_its_policies_to_its_roles(working: Working):
 
 
 async def test_a_request_of_a_policy_is_the_same_request():
-    """Fingerprints of operations that earlier code remembers still fit."""
     mine = ScaleRequest(operation_id="a", num_replicas=3)
     ours = ScaleRequest(operation_id="b", num_replicas=3, by="policy", reason="busy", wait=True)
     assert mine.fingerprint == ours.fingerprint

@@ -58,7 +58,6 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Any:
     made._tell_role, made._mend = tell_role, mend
     outside = SimpleNamespace(
         logger=logging.getLogger("watch"),
-        patched=lambda _: True,
         wait_condition=wait_condition,
         sleep=sleep,
     )

@@ -147,11 +147,3 @@ async def test_a_mailbox_that_remembers_nothing_asks_its_handler_again(
     await desk.ask("op-1")
     assert desk.done == ["op-1", "op-1"]
     assert desk.mail.carry() == Mailbox().carry()
-
-
-@pytest.mark.asyncio
-async def test_answers_that_earlier_code_carried_are_still_given(monkeypatch: pytest.MonkeyPatch):
-    told = Answer(operation_id="op-1", ok=True, result=result(7).model_dump(mode="json"))
-    desk = Desk(Mailbox([told.model_dump(mode="json")]), monkeypatch)
-    assert (await desk.ask("op-1")).result["weight_version"] == 7
-    assert desk.done == []

@@ -164,19 +164,3 @@ def test_the_id_of_an_old_operation_is_not_used_for_something_else_either(
     operations = carried_without_answers(monkeypatch)
     with pytest.raises(LeaseRefused, match="different fingerprint"):
         operations.find(asked("granted", role="teacher"))
-
-
-def test_what_earlier_code_carried_is_still_read():
-    carried = {
-        "older": {"fingerprint": asked("older").fingerprint, "answer": None, "error": ["P", "no"]},
-        "full": {
-            "fingerprint": asked("full").fingerprint,
-            "answer": ANSWER.model_dump(mode="json"),
-            "error": None,
-        },
-    }
-    operations = Operations(carried)
-    again, failed = operations.find(asked("full")), operations.find(asked("older"))
-    assert again is not None
-    assert failed is not None
-    assert (again.result(), failed.error) == (ANSWER, ("P", "no"))
