@@ -55,13 +55,17 @@ install:
 	fi
 	total=$$(cat $(LOCKS) | grep -c '^[A-Za-z0-9]')
 	echo "Installing the $$total packages of $(LOCKS) into $(VENV), about 2.4 GB and two minutes"
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --progress-bar off \
-	  $(addprefix -r ,$(LOCKS)) 2> >(grep -v '^WARNING' >&2) | \
-	  awk -v total=$$total -f lock/progress.awk
-	echo "Installing the tasks of reasoning-gym, which may be compiled here"
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r $(TASKS) || \
+	echo "and beside them the tasks of reasoning-gym, which may be compiled here"
+	pip="$(BIN)/python -m pip install --disable-pip-version-check --no-deps"
+	half() {
+	  awk -v half=$$1 'NR % 2 == half' $(LOCKS) > $(VENV)/half-$$1.txt
+	  $$pip --progress-bar off -r $(VENV)/half-$$1.txt 2> >(grep -v '^WARNING' >&2)
+	}
+	{ $$pip -qq -r $(TASKS) || \
 	  echo "reasoning-gym was not installed (it needs a C compiler and Python's headers): recipes" \
-	    "with data.source reasoning_gym.* cannot run here, all others can" >&2
+	    "with data.source reasoning_gym.* cannot run here, all others can" >&2; } & tasks=$$!
+	{ half 0 & first=$$!; half 1; wait $$first; } | awk -v total=$$total -f lock/progress.awk
+	wait $$tasks
 	if [ -n "$(TORCH_INDEX)" ]; then
 	  echo "Installing torch from $(TORCH_INDEX)"
 	  $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall \
@@ -117,7 +121,7 @@ export UNIT_CHUNKS
 # "nothing chosen". Machines are shared and other lanes are at work: what failed (exit code 1) is
 # tried once more when all is quiet, aloud, and a test that fails twice fails.
 define chunks
-{ export SEEN=$(VENV)/seen AGAIN=$(VENV)/again.txt; : > $$AGAIN
+{ export SEEN=$(VENV)/seen AGAIN=$(VENV)/again.txt OMP_NUM_THREADS=1; : > $$AGAIN
 chunk() {
   local name=$$1 code=0 begun=$$SECONDS; shift
   local log=$(VENV)/$$name.log

@@ -1,5 +1,5 @@
-# What pip prints, cut down to what a person who waits wants to know: which package it is at.
-# `-v total=N` is the number of packages.
+# What several pips at once print, cut down to what a person who waits wants to know: which package
+# they are at. `-v total=N` is the number of packages.
 
 function told(words) {
   print "  " words
@@ -20,6 +20,6 @@ function told(words) {
   if (unit == "GB" || (unit == "MB" && size >= 50)) told("downloads " name ", " size " " unit)
 }
 
-/^Installing collected packages/ {
+/^Installing collected packages/ && count == total {
   told("all " count " are here; unpacks them, which takes a minute")
 }

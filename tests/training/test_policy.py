@@ -130,18 +130,29 @@ def test_a_step_cannot_be_left_out(spec: TrainerSpec, trainer: Make, in_thread: 
     assert read_ledger(spec.run).step == 0
 
 
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, in_thread: InThread
+) -> list[TrainResult]:
+    """Steps 1 and 2 of a run that nothing happens to."""
+    policy = PolicyTrainer(make_spec(tmp_path_factory.mktemp("undisturbed"), model_folder))
+    in_thread(policy.onload)
+    try:
+        return train(in_thread, policy, 1, 2)
+    finally:
+        in_thread(policy.close)
+
+
 @pytest.mark.parametrize("moment", ["updated", "exported", "saved"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_step_that_fails_on_the_way_is_trained_as_if_it_had_never_begun(
+    undisturbed: list[TrainResult],
     spec: TrainerSpec,
-    tmp_path: Path,
-    model_folder: Path,
     trainer: Make,
     in_thread: InThread,
     moment: str,
     step: int,
 ) -> None:
-    undisturbed = train(in_thread, trainer(make_spec(tmp_path / "other", model_folder)), 1, 2)
     failing = [True]
 
     def fail(reached: str) -> None:

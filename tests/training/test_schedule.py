@@ -18,7 +18,12 @@ pytestmark = MEGATRON_WARNS
 
 
 def train(
-    in_thread: InThread, store: Path, model: Path, *turns: list[int], **changes: Any
+    in_thread: InThread,
+    store: Path,
+    model: Path,
+    *turns: list[int],
+    groups: int = 6,
+    **changes: Any,
 ) -> list[TrainResult]:
     """The steps of each turn by a trainer of its own; they go on from one store."""
     spec = make_spec(store, model, **changes)
@@ -28,7 +33,7 @@ def train(
         try:
             in_thread(policy.onload)
             for step in turn:
-                rows = rows_of_table(scored_table(groups=6, samples=4, seed=step))
+                rows = rows_of_table(scored_table(groups=groups, samples=4, seed=step))
                 results.append(in_thread(lambda p=policy, s=step, r=rows: p.train(s, r)))
         finally:
             in_thread(policy.close)
@@ -45,7 +50,8 @@ def test_the_rate_is_warmed_up_then_falls_as_its_style_says(
         "decay_steps": 4,
         "min_learning_rate": 1e-4,
     }
-    results = train(in_thread, tmp_path, model_folder, [1, 2, 3], [4, 5], schedule=schedule)
+    turns = ([1, 2, 3], [4, 5])
+    results = train(in_thread, tmp_path, model_folder, *turns, groups=1, schedule=schedule)
     falling = {
         "constant": [1e-3] * 3,
         "linear": [5.5e-4, 1e-4, 1e-4],
