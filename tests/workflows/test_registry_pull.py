@@ -1,4 +1,4 @@
-"""A gateway that starts empty asks the real role workflows; the stub of tests answers as they do."""
+"""A gateway that starts empty asks the real role workflows; a stub of them answers as they do."""
 
 import asyncio
 import uuid
