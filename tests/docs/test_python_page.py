@@ -27,7 +27,7 @@ def programs() -> list[str]:
 
 
 async def output(program: str, file: Path) -> list[str]:
-    file.write_text(program)
+    await asyncio.to_thread(file.write_text, program)
     running = await asyncio.create_subprocess_exec(
         sys.executable,
         str(file),
