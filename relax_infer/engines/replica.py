@@ -104,7 +104,7 @@ class EngineReplica:
                     self.pulse.begin()
                     return
                 self._advance(_E.WEIGHTS_UPDATE_STARTED)
-                patience = self.spec.weights.drain_deadline
+                patience = op.group.weights.drain_deadline
                 await drain(self._control, token, self.spec.drain_timeout, patience)
             elif self.state is ReplicaState.SLEEPING:
                 self._advance(_E.ONLOAD_STARTED)

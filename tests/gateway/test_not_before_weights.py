@@ -268,7 +268,7 @@ async def test_what_runs_at_an_update_in_place_ends_by_itself_or_at_the_deadline
     engine.look = None
     engine.abort = lambda rid: engine.hold.set() if engine.hold else None  # type: ignore[method-assign]
     weights = room.spec.weights.model_copy(update={"drain_deadline": 30.0 if in_time else 0.3})
-    room.replica.spec = room.spec.model_copy(update={"weights": weights})
+    room.spec = room.spec.model_copy(update={"weights": weights})
     engine.asked.clear()
     running = asyncio.create_task(room.ask())
     await engine.asked.wait()

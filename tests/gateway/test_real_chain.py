@@ -217,6 +217,31 @@ async def test_a_caller_that_leaves_ends_its_request_in_the_engine(
     assert events[1]["reason"] in ("disconnected", "cancelled")
 
 
+async def test_what_runs_at_an_update_in_place_ends_behind_the_router_that_is_told_first(
+    real: RealGroup, router: RouterAdapter
+):
+    """As a role does it: out of the router's list, then closed, drained, loaded."""
+    async with chain(real, router) as front:
+        url = f"{front.url}/rollout/generate"
+        running = asyncio.create_task(ask("POST", url, generation("runs", 400)))
+        await until(lambda: something_is_in_flight(real), 20, "the engine to run it")
+        await router.set_workers([])
+        loading = asyncio.create_task(real.group.load_weights(real.operation(1)))
+        got = await running
+        report = await loading
+        await router.set_workers(urls(report))
+        newer = await ask("POST", url, generation("newer"))
+    assert got.status == 200, got.body
+    told = got.json["meta_info"]
+    assert (told["finish_reason"]["type"], told["weight_version"]) == ("length", "0")
+    assert report.errors() == ()
+    assert newer.json["meta_info"]["weight_version"] == "1"
+
+
+async def something_is_in_flight(real: RealGroup) -> bool:
+    return sum(await real.group.in_flight()) > 0
+
+
 async def nothing_is_in_flight(real: RealGroup) -> bool:
     return not any(await real.group.in_flight())
 
