@@ -67,4 +67,4 @@ _NO_TOKEN = frozenset(
 def needs_token(path: str) -> bool:
     """Whether a path of the management side may change what is resident, what is answered, or
     whether anything is. One that is not known may."""
-    return path not in _NO_TOKEN and not path.startswith("/v1/")
+    return path not in _NO_TOKEN and (not path.startswith("/v1/") or ".." in path)
