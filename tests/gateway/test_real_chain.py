@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,10 @@ async def test_a_stream_comes_through_as_the_engine_sent_it(real: RealGroup, rou
         through = await streamed(f"{front.url}/rollout", generation("s1", stream=True))
         direct = await streamed(urls(await real.group.probe())[0], generation("s2", stream=True))
     events = [_events(body) for body in (through, direct)]
-    assert events[0] == events[1]
-    assert len(events[0]) >= 6
+    assert events[0][-1] == events[1][-1]
+    for texts in events:  # how many tokens an event brings is the engine's, and of the moment
+        assert len(set(texts)) > 1
+        assert all(later.startswith(text) for text, later in pairwise(texts))
     assert through.endswith(b"data: [DONE]\n\n")
 
 
@@ -181,26 +184,26 @@ async def test_a_client_with_discovery_gets_what_the_gateway_s_callers_get(
     async with chain(real, router, routed=way != "to the engines") as front:
         url = f"{front.url}/rollout"
         by = url if way == "by the gateway" else None
-        expected = (await ask("POST", f"{url}/generate", generation("c0"))).json["text"]
+        expected = (await ask("POST", f"{url}/generate", generation(f"{way}-0"))).json["text"]
         async with InferenceClient(discovery_url=url, gateway_url=by) as client:
             answers = await asyncio.gather(
-                client.generate(generation("c1")),
-                client.generate(generation("c2"), model="alias"),
-                client.generate(generation("c3"), route_key="k", affinity_key="a"),
+                client.generate(generation(f"{way}-1")),
+                client.generate(generation(f"{way}-2"), model="alias"),
+                client.generate(generation(f"{way}-3"), route_key="k", affinity_key="a"),
             )
             said = await client.chat(CHAT, model="alias")
-            parts = client.stream("/generate", generation("c4", stream=True))
+            parts = client.stream("/generate", generation(f"{way}-4", stream=True))
             body = b"".join([part async for part in parts])
             with pytest.raises(InferenceRoutingError) as unknown:
-                await client.generate(generation("c5"), model="nobody")
+                await client.generate(generation(f"{way}-5"), model="nobody")
             assert (await client.snapshot())["models"]["m"]["state"] == "READY"
         for n in range(1, 5):
-            assert sorted(len(each) for each in await logged(real, f"c{n}")) == [0, 2]
+            assert sorted(len(each) for each in await logged(real, f"{way}-{n}")) == [0, 2]
     assert {answer["text"] for answer in answers} == {expected}
     assert _events(body)[-1] == expected
     assert said["model"] == SERVED
     assert unknown.value.status_code == 400
-    assert await logged(real, "c5") == [[], []]
+    assert await logged(real, f"{way}-5") == [[], []]
 
 
 async def test_a_caller_that_leaves_ends_its_request_in_the_engine(
