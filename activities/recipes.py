@@ -258,6 +258,9 @@ def _plan(
     )
     apart = {frozenset(pair) for pair in roles_apart(placed)}
     pairs: list[tuple[LeaseRole, LeaseRole]] = list(combinations((*roles, "trainer"), 2))
+    in_place = recipe.train.weights.in_place and all(
+        frozenset(pair) in apart for pair in pairs if "rollout" in pair
+    )
     return RunPlan(
         run=run,
         recipe_name=recipe.name,
@@ -272,7 +275,7 @@ def _plan(
         evaluation_every=recipe.evaluation.every,
         operation_timeout=max(
             recipe.lease.operation_timeout,
-            *(each.launch_timeout + _LAUNCHED + _sent(each.weights) for each in groups),
+            *(each.launch_timeout + _LAUNCHED + _before(each, in_place) for each in groups),
         ),
         reconcile_timeout=recipe.lease.reconcile_timeout,
         phase_attempts=recipe.phase_attempts,
@@ -280,8 +283,7 @@ def _plan(
         max_staleness=recipe.max_staleness,
         logprob_bound=LogProbBound.model_validate(recipe.train.logprob_bound.model_dump()),
         autoscale=autoscale_policies(recipe, groups),
-        updates_in_place=recipe.train.weights.in_place
-        and all(frozenset(pair) in apart for pair in pairs if "rollout" in pair),
+        updates_in_place=in_place,
     )
 
 
@@ -298,9 +300,11 @@ def autoscale_policies(
     return found
 
 
-def _sent(weights: WeightTransport) -> float:
-    """Seconds that may pass before the disk is read."""
-    return 0.0 if weights.transport == "disk" else weights.timeout
+def _before(group: EngineGroupSpec, in_place: bool) -> float:
+    """Seconds that may pass before new weights are read from the disk."""
+    weights = group.weights
+    drained = weights.drain_deadline if in_place and group.role == "rollout" else 0.0
+    return drained + (0.0 if weights.transport == "disk" else weights.timeout)
 
 
 ACTIVITIES = (resolve_recipe,)

@@ -11,11 +11,10 @@ from relax_infer.contracts.batch import RegistryPush
 from relax_infer.contracts.lease import RoleInput
 from relax_infer.contracts.run import FrontAddress
 from relax_infer.discovery import InferenceRegistry
-from relax_infer.machines import GroupState
 from workflows._calls import ENSURE_FRONT, PUSH_REGISTRY
 from workflows._externals import Externals
 from workflows._failures import text_of
-from workflows._registry import models_of, routing_of
+from workflows._registry import models_of, router_workers, routing_of
 from workflows._role_groups import RoleGroups
 
 PAUSE = 5.0
@@ -60,7 +59,7 @@ class Publication:
                     role=self._start.role,
                     term=self.term,
                     document=self._registry.publish(self._models()),
-                    router_workers=self._router_workers() if routed else None,
+                    router_workers=router_workers(self._groups.all) if routed else None,
                     router_others=self._externals.workers() if routed else None,
                 ),
                 summary=f"publish {self._start.role}",
@@ -89,19 +88,3 @@ class Publication:
     def _models(self) -> list[Any]:
         router = self._front.router_url if self._front else None
         return models_of(self._groups.all, router, self._externals.callable)
-
-    def _router_workers(self) -> tuple[str, ...] | None:
-        """Addresses the router must hold: those that answer; a sleeping pool keeps its own.
-
-        A sleeping engine stays in the router's list, since its own fence refuses every request and
-        registering again would cost seconds at each handover; it leaves the list when it stops.
-        """
-        groups = self._groups.all
-        if any(g.state in (GroupState.DRAINING, GroupState.SLEEPING) for g in groups):
-            return None
-        return tuple(
-            r.base_url
-            for g in groups
-            for r in g.replicas
-            if r.base_url and r.replica not in g.leaving
-        )

@@ -33,6 +33,22 @@ def routing_of(groups: tuple[EngineGroupSpec, ...]) -> RoutingSpec:
     )
 
 
+def router_workers(groups: tuple[GroupSnapshot, ...]) -> tuple[str, ...] | None:
+    """Addresses of ours that the router must hold: those whose weights are current and that answer.
+    None while a group lets go or sleeps: as they are.
+
+    A sleeping engine stays listed although new weights may come before it answers again: its own
+    gate, which opens behind proved weights only, refuses every request, and to register it again
+    would cost seconds at each handover. It leaves the list when it stops, and one that takes
+    weights in place leaves it before.
+    """
+    if any(g.state in (GroupState.DRAINING, GroupState.SLEEPING) for g in groups):
+        return None
+    return tuple(
+        r.base_url for g in groups for r in g.replicas if r.base_url and r.replica not in g.leaving
+    )
+
+
 def _model(
     group: GroupSnapshot, router_url: str | None, externals: tuple[ExternalEngine, ...]
 ) -> ModelSnapshot:

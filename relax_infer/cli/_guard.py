@@ -9,6 +9,7 @@ import typer
 
 from relax_infer.cli._examples import epilog
 from relax_infer.cli._options import app
+from relax_infer.contracts.fence import FenceToken, StaleFence
 
 if TYPE_CHECKING:
     from relax_infer.engines.guard import EngineGuard
@@ -19,6 +20,8 @@ KEY = "RELAX_ENGINE_API_KEY"
 """Of the engine; RELAX_ENGINE_API_KEY_FILE names a file that holds it."""
 _AGAIN_SECONDS = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_START = FenceToken(counter=0, grant_id="start")
+"""Of the guard's own opening: whoever names a token at its socket comes after it."""
 
 
 @app.command(epilog=epilog("guard"))
@@ -88,11 +91,15 @@ def guard(
 
 
 def _opened(made: "EngineGuard") -> bool:
-    """Once the engine is idle; False: it is to end before that. Says each new reason why not."""
+    """Once the engine is idle, unless somebody has taken the gate over by then; False: it is to end
+    before that. Says each new reason why not."""
     said = ""
     while True:
         try:
-            made.open()
+            made.open(_START)
+        except StaleFence as taken:
+            log.warning("its gate is opened and closed over the socket from now on: %s", taken)
+            return True
         except (RuntimeError, TimeoutError) as error:
             if str(error) != said:
                 said = str(error)

@@ -74,8 +74,8 @@ class Lease(Section):
 
     operation_timeout: Seconds = 180.0
     """Seconds after which an unanswered onload or offload blocks the lease; a minute more than the
-    longest engine.launch_timeout, with train.weights.timeout where that applies, if this is
-    less."""
+    longest engine.launch_timeout, with train.weights.timeout and drain_deadline where they apply,
+    if this is less."""
     reconcile_timeout: Seconds = 120.0
     """Seconds of automatic read-only reconcile before a person is asked."""
     residual_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0

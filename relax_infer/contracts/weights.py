@@ -23,6 +23,9 @@ class WeightTransport(Message):
     timeout: Annotated[float, Field(gt=0)] = 300.0
     """Seconds for the tensors of one version, from the first to the last; the wait for engines
     that still drain is not in it. An engine that has not got them by then reads the folder."""
+    drain_deadline: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """Seconds that requests may take to end before an engine that is up takes new weights; it
+    admits no others meanwhile. What is left then is aborted; 0: at once."""
     verify: bool = True
     """Engines that read the folder compare it with the digest that the trainer published, which
     costs a SHA-256 of all weights; false: the store has checksums of its own."""

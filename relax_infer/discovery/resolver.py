@@ -16,6 +16,8 @@ from relax_infer.discovery.schema import (
     State,
 )
 
+_SHOWN = 200
+
 
 class InferenceRoutingError(Exception):
     """No backend may be called: 400, the request is at fault; 503, try again later. Pickles."""
@@ -170,13 +172,18 @@ def _select(snapshot: RoleSnapshot, model: str | None, route_key: str | None) ->
     if model is not None:
         chosen = model if model in snapshot.models else routing.aliases.get(model)
         if chosen is None:
-            raise InferenceRoutingError(400, f"Unknown model {model!r}")
+            raise InferenceRoutingError(400, f"Unknown model {_shown(model)}")
     elif route_key is not None:
         chosen = routing.route_key_map.get(route_key)
         if chosen is None:
-            raise InferenceRoutingError(400, f"Unknown route_key {route_key!r}")
+            raise InferenceRoutingError(400, f"Unknown route_key {_shown(route_key)}")
     else:
         chosen = routing.default_model
         if chosen is None:
             raise InferenceRoutingError(400, "An explicit model or route_key is required")
     return snapshot.models[chosen]
+
+
+def _shown(name: str) -> str:
+    """A caller's own word, for an answer to it: not more of it than tells which one."""
+    return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}… ({len(name)} characters)"

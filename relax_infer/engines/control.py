@@ -30,9 +30,11 @@ class EngineControl:
     async def open(self, token: FenceToken) -> None:
         await self._json("POST", "/_fence/open", token=token)
 
-    async def close(self, token: FenceToken) -> None:
-        """Admit nobody and abort what runs; it may take a moment to end."""
-        await self._json("POST", "/_fence/close", token=token)
+    async def close(self, token: FenceToken, drain_for: float = 0.0) -> None:
+        """Admit nobody and abort what runs: at once, or what is left in ``drain_for`` seconds. It
+        may take a moment to end."""
+        query = {"mode": "drain", "deadline": f"{drain_for:g}"} if drain_for > 0 else None
+        await self._json("POST", "/_fence/close", query=query, token=token)
 
     async def confirm_drained(self) -> None:
         """Refused while anything is in flight, in the tokenizer's table or in the scheduler."""

@@ -11,18 +11,23 @@ _POLL = 0.05
 _POLITE_SECONDS = 2.0
 
 
-async def drain(control: EngineControl, token: FenceToken, timeout: float) -> None:
+async def drain(
+    control: EngineControl, token: FenceToken, timeout: float, patience: float = 0.0
+) -> None:
     """Close, end every request, pause, then abort and flush until the scheduler says it is idle.
 
     The pause comes after the last request ended: one that waits behind a pause is in no table
     where an abort would find it. Leaves the engine closed, paused and confirmed drained.
 
+    Args:
+        patience: seconds in which what runs may end by itself; then it is aborted.
+
     Raises:
-        UnconfirmedError: not within ``timeout`` seconds, or a call had no answer.
+        UnconfirmedError: not ``timeout`` seconds after that, or a call had no answer.
         PermanentError: the engine refused a call. Either way nothing may be released.
     """
-    deadline = time.monotonic() + timeout
-    await control.close(token)
+    deadline = time.monotonic() + patience + timeout
+    await control.close(token, patience)
     while left := (await control.status())["inflight"]:
         await _again(control, deadline, f"{left} requests are in flight")
     await control.pause(token, max(1.0, deadline - time.monotonic()))

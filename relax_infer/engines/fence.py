@@ -2,13 +2,15 @@
 
 A pure ASGI layer outside the engine's own app. The *public* side lets through an allowlist and
 puts generation behind the gate. The *management* side, for the engine's own actor, has the whole
-app and ``/_fence/…``; whatever changes weights, memory or admission there carries a fence token.
+app and ``/_fence/…``; whatever may change weights, memory or admission there carries a fence token.
 Everything runs on the server's event loop, so there is no await between a check and its effect.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -25,6 +27,7 @@ from relax_infer.engines._asgi import (
     reply_text,
 )
 from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call, Refused
+from relax_infer.engines._routes import ABORT, GATED, METADATA, METRICS, UNGATED, needs_token
 from relax_infer.engines.guard_metrics import GuardMetrics
 from relax_infer.engines.request_log import RequestLog
 from relax_infer.gateway.gate import AdmissionClosed, AdmissionGate
@@ -36,57 +39,6 @@ log = logging.getLogger(__name__)
 TOKEN_HEADER = "x-relax-fence"
 """Carries ``<counter>:<grant id>`` on the management side."""
 
-GATED = {
-    "/generate": "/generate",
-    "/v1/chat/completions": "/v1/chat/completions",
-    "/chat/completions": "/v1/chat/completions",
-    "/v1/completions": "/v1/completions",
-}
-"""POST paths behind the gate, and the engine's own name for each."""
-
-METRICS = "/guard/metrics"
-"""GET path of what the fence itself counts; the engine's own /metrics stays hidden."""
-
-UNGATED = frozenset(
-    {
-        ("POST", "/close_session"),
-        ("GET", "/v1/models"),
-    }
-)
-
-ABORT = "/abort_request"
-"""POST path at which a caller ends requests by their ids, with the gate open or closed."""
-
-METADATA = {
-    "/server_info": (
-        "/server_info",
-        (
-            *("model_id", "model", "model_path", "served_model_name", "tp_size", "dp_size"),
-            *("load_balance_method", "disaggregation_mode"),
-        ),
-    ),
-    "/model_info": (
-        "/model_info",
-        ("model_path", "tokenizer_path", "is_generation", "model_type", "architectures"),
-    ),
-}
-METADATA["/get_server_info"] = METADATA["/server_info"]
-METADATA["/get_model_info"] = METADATA["/model_info"]
-"""GET paths of which only the named fields leave the engine: never host, port or keys."""
-
-TOKEN_REQUIRED = frozenset(
-    {
-        *("/release_memory_occupation", "/resume_memory_occupation"),
-        *("/pause_generation", "/continue_generation"),
-        *("/update_weights_from_disk", "/update_weights_from_tensor"),
-        *("/update_weights_from_distributed", "/update_weights_from_ipc"),
-        *("/begin_weight_update", "/end_weight_update", "/update_weight_version"),
-        *("/init_weights_update_group", "/destroy_weights_update_group"),
-        *("/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter"),
-    }
-)
-"""Management paths that change what is resident."""
-
 ASK_SECONDS = 5.0
 """For the engine to answer about itself."""
 _CLOSED = (503, {"detail": "engine is not admitting requests"}, ((b"retry-after", b"1"),))
@@ -97,6 +49,20 @@ def _token(text: str | None) -> FenceToken:
     if not colon or not counter.isdecimal() or not grant:
         raise ValueError(f"{TOKEN_HEADER} must be '<counter>:<grant id>', it is {text!r}")
     return FenceToken(counter=int(counter), grant_id=grant)
+
+
+def _drain_seconds(query: dict[str, list[str]]) -> float:
+    """Of ``mode=drain&deadline=SECONDS``; 0 without, or with ``mode=cancel``."""
+    mode, given = (query.get(name, [""])[0] for name in ("mode", "deadline"))
+    if mode in ("", "cancel") and not given:
+        return 0.0
+    with contextlib.suppress(ValueError):
+        if mode == "drain" and 0 < float(given) < math.inf:
+            return float(given)
+    raise ValueError(
+        f"close takes mode=cancel, or mode=drain with a deadline in seconds above 0;"
+        f" it got mode={mode!r}, deadline={given!r}"
+    )
 
 
 class Fence:
@@ -121,6 +87,8 @@ class Fence:
         self._route = traced(self._gated, "engine request") if tracing() else self._gated
         self._calls: set[Call] = set()
         self._ending: asyncio.Task[None] | None = None
+        self._end_at = 0.0
+        """When what is left behind the closed gate is cancelled; time of the event loop."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The public side."""
@@ -137,11 +105,11 @@ class Fence:
             await self.app(scope, receive, send)
         elif scope["path"].startswith("/_fence/"):
             await self._control(scope, receive, send)
-        elif scope["path"] in TOKEN_REQUIRED:
+        elif needs_token(scope["path"]):
             try:
                 self.memory.admit(_token(header(scope, TOKEN_HEADER)))
             except (StaleFence, ValueError) as error:
-                await reply(send, 409, {"detail": str(error)})
+                await reply(send, 409, {"detail": f"{scope['path']}: {error}"})
             else:
                 await self.app(scope, receive, send)
         else:
@@ -314,8 +282,9 @@ class Fence:
                     log.info("admits requests", extra={"fence": str(self.memory.seen)})
                     await reply(send, 200, await self.status())
                 case ("POST", "close"):
+                    seconds = _drain_seconds(query)
                     self.memory.admit(_token(header(scope, TOKEN_HEADER)))
-                    self.close()
+                    self.close(seconds)
                     log.info("admits nobody", extra={"fence": str(self.memory.seen)})
                     await reply(send, 200, await self.status())
                 case ("POST", "confirm_drained"):
@@ -326,23 +295,34 @@ class Fence:
         except (StaleFence, RuntimeError, ValueError) as error:
             await reply(send, 409, {"detail": str(error)})
 
-    def close(self) -> None:
-        """Admit nobody, cancel what is being admitted and abort what runs, until nothing is left.
+    def close(self, drain_for: float = 0.0) -> None:
+        """Admit nobody, and end what is admitted, at once or what is left in ``drain_for`` seconds.
 
-        An admitted request may be anywhere between the gate and the engine's own table, where an
-        abort does not find it yet; so the abort is repeated while requests are in flight.
+        A repeat may only bring the end forward. An admitted request may be anywhere between the
+        gate and the engine's own table, where an abort does not find it yet; so the abort is
+        repeated while requests are in flight.
         """
-        self.gate.close()
+        draining = self._ending is not None and not self._ending.done()
+        at = asyncio.get_running_loop().time() + drain_for
+        self._end_at = min(self._end_at, at) if draining and not self.gate.ready else at
         self._metrics.closed()
-        self.backend.abort_all()
-        if self._ending is None or self._ending.done():
+        if drain_for > 0:
+            self.gate.close(cancel=False)
+        else:
+            self._cancel()
+        if not draining:
             self._ending = asyncio.create_task(self._end_requests())
 
+    def _cancel(self) -> None:
+        self.gate.close()
+        self.backend.abort_all()
+
     async def _end_requests(self) -> None:
+        now = asyncio.get_running_loop().time
         while not self.gate.ready and (self.gate.inflight or self.backend.request_ids()):
             await asyncio.sleep(ABORT_AGAIN_SECONDS)
-            if not self.gate.ready:
-                self.backend.abort_all()
+            if not self.gate.ready and now() >= self._end_at:
+                self._cancel()
 
     async def confirm_drained(self) -> None:
         """Raises RuntimeError that says why the engine cannot be called drained."""

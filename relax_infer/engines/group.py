@@ -206,7 +206,8 @@ class EngineGroup:
             InferenceEngineSpec(self.spec.role).require_operation("update_weights_from_disk")
 
         spec = self.spec
-        limit = 2 * spec.launch_timeout + 4 * spec.drain_timeout + spec.weights.timeout + 120
+        limit = 2 * spec.launch_timeout + 4 * spec.drain_timeout + 120
+        limit += spec.weights.drain_deadline + spec.weights.timeout
 
         async def ask(replica: int) -> ReplicaOutcome:
             try:

@@ -21,6 +21,7 @@ import uvloop
 
 from relax_infer.contracts.external import ADDRESS
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines.fence import Fence
 from relax_infer.engines.remote import RemoteEngine
 from relax_infer.engines.request_log import RequestLog
@@ -106,26 +107,38 @@ class EngineGuard:
             raise self._failure
         return self.url
 
-    def open(self, timeout: float = 30.0) -> None:
+    def open(self, token: FenceToken, timeout: float = 30.0) -> None:
         """Confirm that the engine is idle, then admit requests; nothing happens if it is open.
 
+        Args:
+            token: as the management side asks for it: no lower one than was seen before.
+
         Raises:
-            RuntimeError: it is not idle, or does not say so.
+            StaleFence: a later or a rival token was seen.
+            RuntimeError: the engine is not idle, or does not say so.
         """
 
         async def confirm_and_open(fence: Fence) -> None:
+            fence.memory.admit(token)
             if not fence.gate.ready:
                 await fence.confirm_drained()
+                fence.memory.admit(token)  # somebody may have closed it meanwhile
                 fence.gate.open()
 
         self._do(confirm_and_open, timeout)
         log.info("the guard of %s admits requests", self.engine)
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Admit nobody and abort what runs; in flight until each request has ended."""
+    def close(self, token: FenceToken, drain_for: float = 0.0, timeout: float = 30.0) -> None:
+        """Admit nobody and abort what runs, at once or what is left in ``drain_for`` seconds; in
+        flight until each request has ended. Does not wait for that.
+
+        Raises:
+            StaleFence: a later or a rival token was seen.
+        """
 
         async def close(fence: Fence) -> None:
-            fence.close()
+            fence.memory.admit(token)
+            fence.close(drain_for)
 
         self._do(close, timeout)
 

@@ -104,7 +104,8 @@ class EngineReplica:
                     self.pulse.begin()
                     return
                 self._advance(_E.WEIGHTS_UPDATE_STARTED)
-                await drain(self._control, token, self.spec.drain_timeout)
+                patience = op.group.weights.drain_deadline
+                await drain(self._control, token, self.spec.drain_timeout, patience)
             elif self.state is ReplicaState.SLEEPING:
                 self._advance(_E.ONLOAD_STARTED)
             limit, resident = self.spec.drain_timeout, self.resident

@@ -90,7 +90,7 @@ class Place:
                 members=self._members,
                 backend=self.backend,
                 bucket_bytes=spec.weights.bucket_bytes,
-                patience=spec.drain_timeout + _PATIENCE,
+                patience=spec.weights.drain_deadline + spec.drain_timeout + _PATIENCE,
                 timeout=spec.weights.timeout,
             )
         )

@@ -182,19 +182,28 @@ class SGLangEngine:
         await self._operate("onload", weights)
         return self._url
 
-    async def update_weights_from_disk(self, weights: WeightsRef) -> str:
+    async def update_weights_from_disk(
+        self, weights: WeightsRef, *, drain_deadline: float = 30.0
+    ) -> str:
         """Load behind a closed gate, read back, open; its address.
+
+        Args:
+            drain_deadline: seconds in which what runs may end; then it is aborted.
 
         Raises:
             RuntimeError: the engine is static.
         """
         if self.spec is not None:
             self.spec.require_operation("update_weights_from_disk")
-        await self._operate("load_weights", weights)
-        return self._url
+        return await self._update(weights, WeightTransport(drain_deadline=drain_deadline))
 
     async def update_weights_from_tensor(
-        self, weights: WeightsRef, *, bucket_mb: float = 256, timeout: float = 300.0
+        self,
+        weights: WeightsRef,
+        *,
+        bucket_mb: float = 256,
+        timeout: float = 300.0,
+        drain_deadline: float = 30.0,
     ) -> str:
         """As from disk; the folder is read here, and its tensors are handed over in shared memory.
         Where that fails the engine reads the folder.
@@ -202,13 +211,19 @@ class SGLangEngine:
         Args:
             bucket_mb: MB of tensors in shared memory at once.
             timeout: seconds for all of them.
+            drain_deadline: as from disk.
         """
         if self.spec is not None:
             self.spec.require_operation("update_weights_from_tensor")
-        transport = WeightTransport(transport="tensor", bucket_mb=bucket_mb, timeout=timeout)
-        group = self._group.model_copy(update={"weights": transport})
-        await self._operate("load_weights", weights, group)
-        return self._url
+        return await self._update(
+            weights,
+            WeightTransport(
+                transport="tensor",
+                bucket_mb=bucket_mb,
+                timeout=timeout,
+                drain_deadline=drain_deadline,
+            ),
+        )
 
     async def get_weight_version(self) -> int | None:
         """As read from the engine just now; None while its weights are not resident."""
@@ -225,6 +240,11 @@ class SGLangEngine:
             UnconfirmedError: no proof could be had.
         """
         return await self._release("stop")
+
+    async def _update(self, weights: WeightsRef, transport: WeightTransport) -> str:
+        group = self._group.model_copy(update={"weights": transport})
+        await self._operate("load_weights", weights, group)
+        return self._url
 
     @property
     def _url(self) -> str:

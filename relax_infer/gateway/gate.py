@@ -70,19 +70,21 @@ class AdmissionGate:
             self._abandoned += not completed
             self._changed.notify_all()
 
-    def close(self) -> None:
+    def close(self, *, cancel: bool = True) -> None:
         """Admit nobody and cancel every active request; in flight until each has finished.
 
-        A request whose cancel raises is logged, and the others are cancelled all the same.
+        With ``cancel=False`` they go on to their end, or until a later close cancels them. A
+        request whose cancel raises is logged, and the others are cancelled all the same.
         """
         with self._changed:
             self._ready = False
-            cancels = [cancel for cancel in self._active.values() if cancel is not None]
-            self._active = dict.fromkeys(self._active)
+            cancels = [each for each in self._active.values() if cancel and each is not None]
+            if cancel:
+                self._active = dict.fromkeys(self._active)
             self._changed.notify_all()
-        for cancel in cancels:
+        for each in cancels:
             try:
-                cancel()
+                each()
             except Exception:  # whatever it is, nobody else may stay admitted for it
                 log.exception("an active request could not be cancelled")
 

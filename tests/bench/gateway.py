@@ -70,7 +70,7 @@ def bodies(folder: Path) -> dict[str, Path]:
             "sampling_params": {"temperature": 0.7, "max_new_tokens": 64},
             "return_logprob": True,
             "stream": False,
-            "rid": "0123456789abcdef",
+            "rid": "0123456789abcdef",  # the load puts another one there each time
         }
         made[name] = folder / f"{tokens}.json"
         made[name].write_text(json.dumps(payload))

@@ -3,7 +3,9 @@
  *   wire serve PORT                          answers every request with 1 KB of JSON
  *   wire load PORT PATH CONNECTIONS SECONDS BODYFILE
  *                                            prints: answers, answers that were not 200,
- *                                            and the 50th and 99th percentile in microseconds
+ *                                            and the 50th and 99th percentile in microseconds;
+ *                                            every request has an id of its own in place of
+ *                                            0123456789abcdef in the body
  *
  * One thread, epoll, HTTP/1.1 with keep-alive; bodies by Content-Length or in chunks.
  */
@@ -19,13 +21,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 256, FIRST = 1 << 16 };
+enum { EVENTS = 256, FIRST = 1 << 16, ID = 16 };
 
 struct peer {
   int fd;
   char *in;
   size_t used, room;
   size_t sent; /* of the request that is being written */
+  char id[ID + 1];
   double began;
 };
 
@@ -135,7 +138,14 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static void push(int queue, struct peer *p, const char *request, size_t size) {
+static void name(struct peer *p) {
+  static unsigned long last;
+  snprintf(p->id, sizeof p->id, "%016lx", ++last);
+}
+
+/* The request is shared, so whoever writes a part of it puts its own id in first. */
+static void push(int queue, struct peer *p, char *request, size_t size, char *id) {
+  if (id) memcpy(id, p->id, ID);
   while (p->sent < size) {
     ssize_t n = write(p->fd, request + p->sent, size - p->sent);
     if (n < 0) break;
@@ -155,6 +165,7 @@ static int load(int port, const char *path, int connections, double seconds, con
                                 "content-length: %zu\r\n\r\n",
                                 path, length);
   memcpy(request + size, body, length);
+  char *id = memmem(request + size, length, "0123456789abcdef", ID);
   size += length;
   size_t room = 1 << 20, count = 0, bad = 0;
   double *times = malloc(room * sizeof *times);
@@ -166,14 +177,15 @@ static int load(int port, const char *path, int connections, double seconds, con
     if (connect(fd, (void *)&a, sizeof a)) fail("connect");
     struct peer *p = watch(queue, fd, EPOLLIN);
     p->began = now();
-    push(queue, p, request, size);
+    name(p);
+    push(queue, p, request, size, id);
   }
   struct epoll_event events[EVENTS];
   while (open && now() < end + 5e6) {
     int ready = epoll_wait(queue, events, EVENTS, 100);
     for (int i = 0; i < ready; i++) {
       struct peer *p = events[i].data.ptr;
-      if (events[i].events & EPOLLOUT) push(queue, p, request, size);
+      if (events[i].events & EPOLLOUT) push(queue, p, request, size, id);
       if (!(events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))) continue;
       int alive = take(p);
       size_t message = whole(p);
@@ -186,7 +198,8 @@ static int load(int port, const char *path, int connections, double seconds, con
         if (t < end) {
           p->sent = 0;
           p->began = t;
-          push(queue, p, request, size);
+          name(p);
+          push(queue, p, request, size, id);
           continue;
         }
         alive = 0;

@@ -21,9 +21,28 @@ async def answer(request: web.Request, payload: dict[str, Any]) -> web.Response:
     return web.json_response({"text": " 4", "path": request.path})
 
 
-async def test_the_program_on_discovery_runs_without_a_control_plane(tmp_path: Path) -> None:
+def programs() -> list[str]:
     section = PAGE.partition("## Discovery without the control plane")[2].partition("\n## ")[0]
-    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+async def output(program: str, file: Path) -> list[str]:
+    await asyncio.to_thread(file.write_text, program)
+    running = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(file),
+        cwd=Path(__file__).parents[2],
+        env={"PYTHONPATH": "."},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(running.communicate(), 60)
+    assert running.returncode == 0, err.decode()
+    return out.decode().splitlines()
+
+
+async def test_the_program_on_discovery_runs_without_a_control_plane(tmp_path: Path) -> None:
+    program, _ = programs()
     async with engine(answer) as upstream:
         for written, meant in (
             ("http://127.0.0.1:30000", upstream.url),
@@ -31,18 +50,8 @@ async def test_the_program_on_discovery_runs_without_a_control_plane(tmp_path: P
         ):
             assert written in program
             program = program.replace(written, meant)
-        (tmp_path / "program.py").write_text(program)
-        running = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(tmp_path / "program.py"),
-            cwd=Path(__file__).parents[2],
-            env={"PYTHONPATH": "."},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await asyncio.wait_for(running.communicate(), 60)
-    assert running.returncode == 0, err.decode()
-    assert out.decode().splitlines() == [
+        told = await output(program, tmp_path / "program.py")
+    assert told == [
         "{'text': ' 4', 'path': '/generate'}",
         "{'text': ' 4', 'path': '/v1/chat/completions'}",
         """b'{"text": " 4", "path": "/generate"}'""",
@@ -50,3 +59,14 @@ async def test_the_program_on_discovery_runs_without_a_control_plane(tmp_path: P
     assert len(upstream.posts) == 3
     assert upstream.posts[0][0]["X-SMG-Routing-Key"] == "prompt-7"
     assert sent(upstream) == {"text": "2 + 2 =", "stream": True}
+
+
+async def test_the_program_on_several_groups_tells_of_the_one_that_changed(tmp_path: Path) -> None:
+    _, program = programs()
+    told = await output(program, tmp_path / "program.py")
+    keys = "{'code': 'code', 'math': 'math'}"
+    assert told == [
+        f"{keys} 1 {{'code': 1, 'math': 1}}",
+        f"{keys} 1 {{'code': 1, 'math': 1}}",
+        f"{keys} 3 {{'code': 1, 'math': 2}}",
+    ]

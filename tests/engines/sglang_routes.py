@@ -8,6 +8,24 @@ import importlib.util
 from pathlib import Path
 from typing import NamedTuple
 
+CHANGING_PATHS = frozenset(
+    {
+        *("/release_memory_occupation", "/resume_memory_occupation"),
+        *("/pause_generation", "/continue_generation", "/slow_down"),
+        *("/update_weights_from_disk", "/update_weights_from_tensor"),
+        *("/update_weights_from_distributed", "/update_weights_from_ipc"),
+        *("/begin_weight_update", "/end_weight_update", "/update_weight_version"),
+        *("/init_weights_update_group", "/destroy_weights_update_group"),
+        *("/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"),
+        *("/register_transfer_engine_info", "/set_internal_state", "/pd_role_switch"),
+        *("/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter"),
+        *("/hicache/storage-backend", "/hicache/storage-backend/clear"),
+        *("/add_external_corpus", "/remove_external_corpus", "/scale_elastic_ep"),
+        "/dumper/{method}",
+    }
+)
+"""Paths that change what is resident, what is answered, or whether anything is."""
+
 _VERBS = {"get", "head", "post", "put", "patch", "delete", "options", "trace"}
 _ADDERS = {"api_route", "route", "add_api_route", "add_route", "websocket", "websocket_route"}
 

@@ -1,49 +1,24 @@
 """The fence over real HTTP, around an engine that does what the test says."""
 
 import asyncio
-import json
 import socket
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines import _call, fence
 from relax_infer.engines.control import EngineControl
-from relax_infer.engines.fence import TOKEN_REQUIRED
 from relax_infer.gateway._limits import Limits
-from tests.engines.fake_engine import TOKEN, FencedFake, fenced_fake
+from tests.engines.fenced import ask, fake, started
+from tests.engines.sglang_routes import CHANGING_PATHS
 
-LATER = FenceToken(counter=2, grant_id="b")
-
-
-@pytest.fixture(params=["in the engine", "as a proxy"])
-async def fake(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[tuple[FencedFake, aiohttp.ClientSession]]:
-    """What the fence promises does not depend on where it stands."""
-    async with fenced_fake(tmp_path, remote=request.param == "as a proxy") as made:
-        yield made
-
-
-async def ask(client: aiohttp.ClientSession, rid: str, **more: object):
-    async with client.post("/generate", json={"rid": rid, **more}) as response:
-        return response.status, await response.json()
-
-
-async def started(fake: FencedFake, client: aiohttp.ClientSession, rid: str):
-    task = asyncio.create_task(ask(client, rid))
-    await fake.until(lambda: rid in fake.engine.running)
-    return task
+__all__ = ["fake"]
 
 
 HIDDEN = (
-    *(("POST", path) for path in sorted(TOKEN_REQUIRED)),
-    *(("GET", path) for path in sorted(TOKEN_REQUIRED)),
+    *(("POST", path) for path in sorted(CHANGING_PATHS)),
+    *(("GET", path) for path in sorted(CHANGING_PATHS)),
     ("POST", "/flush_cache"),
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
@@ -180,32 +155,6 @@ async def test_a_caller_that_leaves_before_the_engine_knows_its_request_is_abort
     await made.until(lambda: made.engine.aborted == ["r"])
 
 
-async def test_closing_aborts_what_runs_and_what_the_engine_does_not_know_yet(fake):
-    made, client = fake
-    running = await started(made, client, "known")
-    made.engine.deaf_until_started.clear()
-    unknown = asyncio.create_task(ask(client, "unknown"))
-    await made.until(lambda: len(made.engine.bodies) == 2)
-    await EngineControl(made.socket).close(LATER)
-    assert (await running)[1] == {"rid": "known", "aborted": True}
-    made.engine.deaf_until_started.set()
-    assert (await unknown)[1] == {"rid": "unknown", "aborted": True}
-    assert [row["reason"] for row in made.log()[-2:]] == ["cancelled", "cancelled"]
-
-
-async def test_closing_refuses_a_request_whose_body_is_still_coming(fake):
-    made, _ = fake
-    host, port = made.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-    await made.until(lambda: made.fence.gate.inflight == 1)
-    await EngineControl(made.socket).close(LATER)
-    assert b" 503 " in await reader.readline()
-    writer.close()
-    assert made.engine.seen == []
-    await made.until(lambda: made.fence.gate.inflight == 0)
-
-
 async def test_a_stream_is_passed_on_part_by_part_and_counts_until_its_last(fake):
     made, client = fake
     async with client.post("/generate", json={"rid": "r", "stream": True}) as response:
@@ -214,77 +163,6 @@ async def test_a_stream_is_passed_on_part_by_part_and_counts_until_its_last(fake
         made.engine.running["r"].set()
         assert await response.content.read() == b"data: 2"
     await made.until(lambda: made.fence.gate.inflight == 0)
-
-
-async def test_abort_by_prefix_takes_those_and_no_others(fake):
-    made, client = fake
-    mine = [await started(made, client, f"run/1/generated/g{k}/s0/a1") for k in range(3)]
-    other = await started(made, client, "run/2/generated/g0/s0/a1")
-    control = EngineControl(made.socket)
-    assert len(await control.abort("run/1/")) == 3
-    assert [answer["aborted"] for _, answer in await asyncio.gather(*mine)] == [True] * 3
-    await made.until(lambda: made.fence.gate.inflight == 1)
-    assert await control.requests("run/1/") == []
-    assert await control.requests("run/2/") == ["run/2/generated/g0/s0/a1"]
-    made.engine.running["run/2/generated/g0/s0/a1"].set()
-    assert (await other)[1]["aborted"] is False
-
-
-async def test_drained_is_confirmed_only_when_gate_table_and_scheduler_agree(fake):
-    made, client = fake
-    control = EngineControl(made.socket)
-    with pytest.raises(PermanentError, match="open"):
-        await control.confirm_drained()
-    task = await started(made, client, "r")
-    made.fence.gate.close()
-    with pytest.raises(PermanentError, match="in flight"):
-        await control.confirm_drained()
-    made.engine.running["r"].set()
-    await task
-    made.engine.running["ghost"] = asyncio.Event()
-    with pytest.raises(PermanentError, match=r"ghost|scheduler is not idle"):
-        await control.confirm_drained()
-    del made.engine.running["ghost"]
-    made.engine.busy_scheduler = True
-    with pytest.raises(PermanentError, match="scheduler"):
-        await control.confirm_drained()
-    assert made.fence.gate.status()["backend_drained"] is False
-    made.engine.busy_scheduler = False
-    await control.confirm_drained()
-    assert (await control.status())["backend_drained"] is True
-
-
-@pytest.mark.parametrize(
-    "stale", [FenceToken(counter=1, grant_id="z"), FenceToken(counter=2, grant_id="z")]
-)
-async def test_open_close_and_lifecycle_paths_refuse_an_older_or_rival_token(fake, stale):
-    made, _ = fake
-    control = EngineControl(made.socket)
-    await control.close(LATER)
-    for call in (
-        control.open(stale),
-        control.close(stale),
-        control.release(("weights",), stale, 10),
-        control.load(Path("folder"), 1, stale, 10),
-    ):
-        with pytest.raises(PermanentError, match="stale"):
-            await call
-    assert made.engine.seen == []
-    assert made.fence.gate.ready is False
-    await control.open(LATER)
-    assert made.fence.memory.seen == LATER
-
-
-async def test_nothing_resident_changes_without_a_token(fake):
-    made, _ = fake
-    connector = aiohttp.UnixConnector(path=str(made.socket))
-    async with aiohttp.ClientSession(connector=connector) as client:
-        for path in sorted(TOKEN_REQUIRED):
-            for method in ("GET", "POST"):
-                async with client.request(method, f"http://engine{path}") as response:
-                    assert (path, response.status) == (path, 409)
-    assert made.engine.seen == []
-    assert made.fence.memory.seen == TOKEN
 
 
 @pytest.mark.parametrize("fault", ["silence", "break"])
@@ -303,80 +181,6 @@ async def test_an_engine_that_cannot_tell_about_itself_is_502_and_unhealthy_and_
     async with client.get("/health") as response:
         assert (response.status, await response.json()) == (503, {"alive": False})
     await made.until(lambda: len(asyncio.all_tasks()) <= before + 2)
-
-
-LEFT = {
-    "a batch of one id": {"rid": "x", "text": ["a", "b", "c"]},
-    "a batch of ids": {"rid": ["x", "y"], "text": ["a", "b"]},
-    "samples": {"rid": "x", "sampling_params": {"n": 3}, "stream": True},
-    "samples without an id": {"sampling_params": {"n": 2}, "stream": True},
-    "no id": {"text": "a"},
-}
-
-
-@pytest.mark.parametrize("body", LEFT.values(), ids=LEFT)
-async def test_whatever_ids_an_engine_makes_they_end_with_the_caller_that_leaves(fake, body):
-    """pains 19: the payload's own id names none of them."""
-    made, client = fake
-    other = await started(made, client, "other")
-    task = asyncio.create_task(client.post("/generate", json=body))
-    await made.until(lambda: len(made.engine.running) > 1)
-    theirs = set(made.engine.running) - {"other"}
-    assert len(theirs) == len(set(body.get("text", ""))) or "sampling_params" in body
-    if body.get("stream"):
-        (await task).close()
-    else:
-        task.cancel()
-    await made.until(lambda: set(made.engine.running) == {"other"})
-    assert theirs <= set(made.engine.aborted)
-    await made.until(lambda: made.fence.gate.inflight == 1)
-    made.engine.running["other"].set()
-    assert (await other)[1] == {"rid": "other", "aborted": False}
-
-
-async def test_samples_are_aborted_by_the_id_that_the_payload_names(fake):
-    made, client = fake
-
-    async def ended(answer: aiohttp.ClientResponse) -> bool:
-        told = await answer.json()
-        if made.remote is None:
-            return told["aborted"]
-        # Nothing but closing its connection ends it there, so there is nobody left to answer.
-        return (answer.status, told) == (503, {"detail": "The request was aborted"})
-
-    body = {"rid": "run/1/g0", "sampling_params": {"n": 2}}
-    by_prefix = asyncio.create_task(client.post("/generate", json=body))
-    await made.until(lambda: len(made.engine.running) == 2)
-    assert await EngineControl(made.socket).abort("run/1/") != []
-    assert await ended(await by_prefix)
-    await made.until(lambda: not made.engine.running)
-    by_id = asyncio.create_task(client.post("/generate", json=body))
-    await made.until(lambda: len(made.engine.running) == 2)
-    async with client.post("/abort_request", json={"rid": "run/1/g0"}) as response:
-        assert response.status == 200
-    assert await ended(await by_id)
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"rid": "", "abort_all": True}, 400),
-        ({"abort_all": True}, 400),
-        ({}, 400),
-        ([], 400),
-        ({"rid": "run", "abort_all": True}, 200),
-        ({"rid": ["run/1", "nobody"]}, 200),
-    ],
-)
-async def test_a_caller_ends_nobody_else_s_requests(fake, body, status):
-    """SGLang would end every request, or each whose id begins so."""
-    made, client = fake
-    one = await started(made, client, "run/1/g0")
-    async with client.post("/abort_request", json=body) as response:
-        assert response.status == status, await response.text()
-    assert set(made.engine.running) == {"run/1/g0"}
-    made.engine.running["run/1/g0"].set()
-    assert (await one)[1]["aborted"] is False
 
 
 async def test_a_body_that_cannot_be_read_for_its_id_is_400(fake):
@@ -427,87 +231,6 @@ async def test_a_body_beyond_the_limit_is_413_and_the_engine_hears_nothing(
 
 def test_the_limit_is_a_gateway_s():
     assert Limits.body_bytes == _call.BODY_BYTES
-
-
-@pytest.mark.parametrize(("first", "second"), [("r1", "r10"), ("r10", "r1")])
-async def test_a_caller_that_leaves_ends_no_other_whose_id_begins_alike(fake, first, second):
-    """SGLang aborts by prefix; the later of the two has another id in the engine, of which neither
-    caller sees anything."""
-    made, client = fake
-    one = await started(made, client, first)
-    two = asyncio.create_task(ask(client, second))
-    await made.until(lambda: len(made.engine.running) == 2)
-    (private,) = set(made.engine.running) - {first}
-    assert private.startswith("fence-")
-    control = EngineControl(made.socket)
-    assert await control.requests("") == sorted((first, second))
-    three = asyncio.create_task(ask(client, "r100"))
-    await made.until(lambda: len(made.engine.running) == 3)
-    one.cancel()
-    await made.until(lambda: first not in made.engine.running)
-    assert len(made.engine.running) == 2
-    three.cancel()
-    await made.until(lambda: set(made.engine.running) == {private})
-    made.engine.running[private].set()
-    assert await two == (200, {"rid": second, "aborted": False})
-
-
-@pytest.mark.parametrize("how", ["prefix", "id", "leaves"])
-async def test_a_request_under_a_private_id_is_aborted_by_its_own(fake, how):
-    made, client = fake
-    one = await started(made, client, "r1")
-    two = asyncio.create_task(ask(client, "r10"))
-    await made.until(lambda: len(made.engine.running) == 2)
-    match how:
-        case "prefix":
-            assert await EngineControl(made.socket).abort("r10") == ["r10"]
-        case "id":
-            async with client.post("/abort_request", json={"rid": "r10"}) as response:
-                assert response.status == 200
-        case _:
-            two.cancel()
-    await made.until(lambda: set(made.engine.running) == {"r1"})
-    if how != "leaves":
-        assert await two == (200, {"rid": "r10", "aborted": True})
-    made.engine.running["r1"].set()
-    assert (await one)[1]["aborted"] is False
-
-
-async def test_a_stream_and_a_batch_under_private_ids_say_the_callers_own(fake):
-    made, client = fake
-    one = await started(made, client, "r1")
-    body = {"rid": ["q", "r1\u2713"], "text": ["a", "b"], "big": 12345678901234567890}
-    post = asyncio.create_task(client.post("/generate", json=body))
-    await made.until(lambda: len(made.engine.running) == 3)
-    sent = json.loads(made.engine.bodies[-1])
-    private = sent["rid"][1]
-    assert sent == body | {"rid": ["q", private]}
-    assert private.startswith("fence-")
-    async with client.post("/generate", json={"rid": "r12", "stream": True}) as stream:
-        assert await stream.content.read(7) == b"data: 1"
-        for done in list(made.engine.running.values()):
-            done.set()
-        assert await stream.content.read() == b"data: 2"
-    async with await post as response:
-        assert (await response.json())["rid"] == "q"
-    await one
-
-
-async def test_an_id_that_the_engine_has_is_left_to_the_engine_and_its_owner_lives(fake):
-    made, client = fake
-    one = await started(made, client, "r1")
-    made.engine.deaf_until_started.clear()
-    two = asyncio.create_task(ask(client, "r1"))
-    left = asyncio.create_task(ask(client, "r1"))
-    await made.until(lambda: len(made.engine.bodies) == 3)
-    left.cancel()
-    await made.until(lambda: any(call.left for call in made.fence._calls))
-    made.engine.deaf_until_started.set()
-    assert (await two)[0] == 400
-    await made.until(lambda: made.fence.gate.inflight == 1)
-    assert made.engine.aborted == []
-    made.engine.running["r1"].set()
-    assert await one == (200, {"rid": "r1", "aborted": False})
 
 
 async def test_a_websocket_is_no_way_around(fake):

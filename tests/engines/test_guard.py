@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines import guard as guard_module
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.guard import EngineGuard
@@ -61,11 +62,11 @@ async def test_it_admits_nobody_until_the_engine_says_that_it_is_idle(engine: Fa
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             engine.busy_scheduler = True
             with pytest.raises(RuntimeError, match="not idle"):
-                await aside(made.open)
+                await aside(made.open, TOKEN)
             async with client.get("/health_generate") as answer:
                 assert answer.status == 503
             engine.busy_scheduler = False
-            await aside(made.open)
+            await aside(made.open, TOKEN)
             async with client.get("/health_generate") as answer:
                 assert answer.status == 200
         assert engine.bodies == []
@@ -74,13 +75,13 @@ async def test_it_admits_nobody_until_the_engine_says_that_it_is_idle(engine: Fa
 async def test_of_an_engine_that_does_not_answer_nothing_is_believed():
     async with guard(NOWHERE) as made:
         with pytest.raises(RuntimeError, match="not idle"):
-            await aside(made.open)
+            await aside(made.open, TOKEN)
         assert (await aside(made.status))["engine_idle"] is False
 
 
 async def test_stop_closes_the_gate_ends_what_runs_and_joins_its_thread(engine: FakeEngine):
     async with guard(url_of(engine)) as made:
-        await aside(made.open)
+        await aside(made.open, TOKEN)
         async with aiohttp.ClientSession(made.url) as client:
             post = asyncio.create_task(client.post("/generate", json={"rid": "r"}))
             await until(lambda: "r" in engine.running)
@@ -101,7 +102,7 @@ async def test_a_stop_that_takes_too_long_says_so_with_the_gate_closed(
 ):
     monkeypatch.setattr(FakeEngine, "abort", lambda self, rid: None)
     async with guard(url_of(engine)) as made:
-        await aside(made.open)
+        await aside(made.open, TOKEN)
         async with aiohttp.ClientSession(made.url) as client:
             post = asyncio.create_task(client.post("/generate", json={"rid": "r"}))
             await until(lambda: "r" in engine.running)
@@ -148,6 +149,44 @@ def test_a_port_in_use_is_told_to_whoever_starts_it():
 def test_only_an_address_of_a_server_is_guarded(url: str):
     with pytest.raises(PermanentError, match="not the address of an engine"):
         EngineGuard(url)
+
+
+@pytest.mark.parametrize(
+    "stale", [FenceToken(counter=1, grant_id="a"), FenceToken(counter=2, grant_id="z")]
+)
+async def test_it_opens_and_closes_on_no_lower_or_rival_token(
+    engine: FakeEngine, stale: FenceToken
+):
+    later = FenceToken(counter=2, grant_id="b")
+    async with guard(url_of(engine)) as made:
+        await aside(made.close, later)
+        with pytest.raises(StaleFence):
+            await aside(made.open, stale)
+        assert (await aside(made.status))["ready"] is False
+        await aside(made.open, later)
+        for _ in range(2):  # also one that would be a repeat
+            with pytest.raises(StaleFence):
+                await aside(made.close, stale)
+            with pytest.raises(StaleFence):
+                await aside(made.open, stale)
+        status = await aside(made.status)
+        assert (status["ready"], status["fence"]) == (True, later.model_dump())
+
+
+async def test_it_drains_what_runs_until_the_deadline(engine: FakeEngine):
+    async with guard(url_of(engine)) as made:
+        await aside(made.open, TOKEN)
+        async with aiohttp.ClientSession(made.url) as client:
+            posts = [
+                asyncio.create_task(client.post("/generate", json={"rid": rid})) for rid in "rs"
+            ]
+            await until(lambda: {"r", "s"} <= engine.running.keys())
+            await aside(made.close, TOKEN, 0.5)
+            engine.running["r"].set()
+            async with await posts[0] as answer:
+                assert (await answer.json())["aborted"] is False
+            async with await posts[1] as answer:
+                assert (await answer.json())["aborted"] is True
 
 
 async def test_its_management_side_is_a_socket_that_fences_by_token(

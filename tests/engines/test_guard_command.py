@@ -99,6 +99,23 @@ async def test_closed_it_is_opened_over_its_socket_and_brings_the_engine_s_key(t
     assert "a-long-secret" not in (tmp_path / "log").read_text()
 
 
+async def test_it_does_not_open_what_somebody_has_closed_over_its_socket(tmp_path: Path):
+    fake, log = FakeEngine(), tmp_path / "log"
+    fake.busy_scheduler = True
+    async with served(Served(fake)) as url:
+        path = tmp_path / "s"
+        with started(log, "--engine", url, "--socket", str(path)):
+            await until(lambda: "scheduler is not idle" in log.read_text())
+            control = EngineControl(path)
+            await control.close(TOKEN)
+            fake.busy_scheduler = False
+            await until(lambda: "over the socket from now on" in log.read_text())
+            assert (await control.status())["ready"] is False
+            await control.confirm_drained()
+            await control.open(TOKEN)
+            assert (await control.status())["ready"] is True
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -253,13 +253,24 @@ async def test_awake_again_it_samples_as_before_and_a_new_version_is_read_back(e
     assert answer["output_ids"] != before
 
 
-async def test_weights_are_loaded_behind_a_closed_gate_while_requests_end(engine):
+@pytest.mark.parametrize(("deadline", "ends"), [(120.0, "length"), (0.2, "abort"), (0.0, "abort")])
+async def test_weights_are_loaded_behind_a_closed_gate_once_requests_ended_or_their_time_did(
+    engine, deadline: float, ends: str
+):
     url = await engine.ready(0)
     (task,) = await running(engine, url, "old-weights")
-    outcome = await engine.operate("load_weights", 1)
+    weights = engine.spec.weights.model_copy(update={"drain_deadline": deadline})
+    group = engine.spec.model_copy(update={"weights": weights})
+    loading = asyncio.create_task(engine.operate("load_weights", 1, group=group))
+    control = await engine.control()
+    while (await control.status())["ready"]:
+        assert not loading.done()
+    assert (await generate(url, "between"))[0] == 503
+    outcome = await loading
     assert outcome.report.state is ReplicaState.READY
     answer = (await task)[1]["meta_info"]
-    assert answer["finish_reason"]["type"] == "abort"
+    assert answer["finish_reason"]["type"] == ends
+    assert (answer["completion_tokens"] == LONG) == (ends == "length")
     assert answer["weight_version"] == "0"
     assert (await generate(url, "new-weights"))[1]["meta_info"]["weight_version"] == "1"
 

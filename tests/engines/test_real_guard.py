@@ -14,9 +14,10 @@ import pytest
 import pytest_asyncio
 
 from relax_infer.engines.command import environment, server_settings
-from relax_infer.engines.fence import TOKEN_REQUIRED
 from relax_infer.engines.guard import EngineGuard
 from tests.engines.checkpoints import group_spec, make_checkpoint
+from tests.engines.fake_engine import TOKEN
+from tests.engines.sglang_routes import CHANGING_PATHS
 from tests.gateway.fakes import free_port
 
 pytestmark = [
@@ -55,7 +56,7 @@ class Behind:
         async with asyncio.timeout(30):
             while True:
                 try:
-                    await asyncio.to_thread(self.guard.open)
+                    await asyncio.to_thread(self.guard.open, TOKEN)
                 except RuntimeError:
                     await asyncio.sleep(0.2)
                 else:
@@ -132,7 +133,7 @@ async def test_nobody_gets_around_it_and_through_it_comes_what_the_engine_says(b
     assert (status, answer["meta_info"]["id"]) == (200, "mine")
     assert answer["output_ids"] == direct["output_ids"]
     async with aiohttp.ClientSession(behind.guard.url) as client:
-        for path in sorted(TOKEN_REQUIRED | {"/flush_cache", "/v1/loads"}):
+        for path in sorted(CHANGING_PATHS | {"/flush_cache", "/v1/loads"}):
             async with client.post(path, json={}) as refused:
                 assert (path, refused.status) == (path, 404)
         async with client.get("/server_info") as info:
@@ -180,7 +181,7 @@ async def test_closing_ends_what_runs_and_drained_is_what_the_engine_says(behind
     await behind.until_left(lambda left: left > 0, 30)
     with pytest.raises(RuntimeError, match="the gate is open"):
         await asyncio.to_thread(guard.confirm_drained)
-    await asyncio.to_thread(guard.close)
+    await asyncio.to_thread(guard.close, TOKEN)
     assert (await generate(guard.url, payload()))[0] == 503
     status, answer = await asked
     assert (status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")

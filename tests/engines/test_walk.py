@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_infer.engines.fence import TOKEN_REQUIRED
 from tests.engines.fake_engine import FencedFake, WillingEngine, fenced_fake
-from tests.engines.sglang_routes import listed_routes
+from tests.engines.sglang_routes import CHANGING_PATHS, listed_routes
 from tests.engines.walking import METHODS, OVERRIDES, Walker, spelled
 from tests.gateway.fakes import Gateway, gateway
 
@@ -26,7 +25,7 @@ THROUGH_THE_GATEWAY = {("POST", "/generate"), ("POST", "/v1/chat/completions")}
 
 ROUTES = listed_routes()
 PATHS = sorted(
-    {route.path for route in ROUTES} | TOKEN_REQUIRED | {"/_fence/open", "/_fence/close"}
+    {route.path for route in ROUTES} | CHANGING_PATHS | {"/_fence/open", "/_fence/close"}
 )
 HARMFUL = {
     *("/update_weights_from_disk", "/release_memory_occupation", "/pause_generation"),

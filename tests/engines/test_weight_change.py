@@ -13,7 +13,6 @@ from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.weights import WeightTransport
 from relax_infer.engines import expected_digest, weight_change
 from relax_infer.engines.control import CHANGING, EngineControl
-from relax_infer.engines.fence import TOKEN_REQUIRED
 from relax_infer.engines.holder import HolderFiles
 from relax_infer.engines.host_tensors import OtherWeights, cut, host_tensors
 from relax_infer.engines.resident import Resident
@@ -22,6 +21,7 @@ from relax_infer.training.hf_folder import weights_digest
 from relax_infer.training.weight_sender import WeightSender
 from tests.engines.checkpoints import group_spec, make_checkpoint
 from tests.engines.fake_engine import TOKEN, fenced_fake
+from tests.engines.sglang_routes import CHANGING_PATHS
 from tests.engines.weight_engine import FakeGroup, WeightEngine, Wire, change_rules
 
 BUCKET_MB = 0.05
@@ -247,4 +247,4 @@ async def test_every_call_of_a_change_needs_the_fence_token(loading: Loading):
         loading.by(transport)
         await loading.load()
     reads = {"/model_info", "/weights_checker", "/flush_cache"}
-    assert set(loading.engine.calls) - reads <= TOKEN_REQUIRED
+    assert set(loading.engine.calls) - reads <= CHANGING_PATHS

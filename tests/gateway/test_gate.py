@@ -45,6 +45,22 @@ def test_closing_cancels_every_active_request_once_and_keeps_it_in_flight():
     assert gate.status() == {"ready": False, "inflight": 1, "backend_drained": False}
 
 
+def test_a_close_that_cancels_nobody_leaves_that_to_a_later_one():
+    gate = opened()
+    cancelled: list[str] = []
+    first = gate.enter(lambda: cancelled.append("first"))
+    gate.enter(lambda: cancelled.append("second"))
+    gate.close(cancel=False)
+    assert cancelled == []
+    with pytest.raises(AdmissionClosed):
+        gate.enter()
+    gate.finish(first)
+    gate.close()
+    gate.close(cancel=False)
+    assert cancelled == ["second"]
+    assert gate.status() == {"ready": False, "inflight": 1, "backend_drained": False}
+
+
 def test_a_cancel_that_raises_leaves_no_other_request_uncancelled(
     caplog: pytest.LogCaptureFixture,
 ):

@@ -1,6 +1,7 @@
 """The gateway process against a real Temporal server."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -18,7 +19,10 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 import relax_infer
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.gateway.serve import serve_gateway
-from tests.gateway.fakes import free_port, held_port, registry, until
+from tests.gateway.asking import ask
+from tests.gateway.fakes import engine, free_port, held_port, registry, until
+from tests.gateway.test_chat import ALIASES, CHAT, complete
+from tests.gateway.test_gateway import CHUNKS
 
 CHECKOUT = Path(relax_infer.__file__).parents[1]
 
@@ -100,6 +104,41 @@ async def test_a_gateway_that_starts_empty_serves_at_once_and_pulls_what_roles_p
         process.send_signal(signal.SIGTERM)
         code = await asyncio.wait_for(process.wait(), 20)
     assert code == 0
+
+
+async def test_chat_of_a_run_with_engines_of_others_reaches_their_router_without_discovery(
+    tmp_path: Path,
+) -> None:
+    """Finding F2, for a run's own gateway process: nobody pushed, and there is nobody to pull
+    from."""
+    port = free_port()
+    async with engine(complete) as router:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "workers.gateway", "--run", "run-1"),
+            *("--port", str(port), "--control-socket", str(tmp_path / "gw.sock")),
+            *("--rollout-router", router.url),
+            env={**os.environ, "TEMPORAL_ADDRESS": "127.0.0.1:9", "PYTHONPATH": str(CHECKOUT)},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            await become(f"{url}/healthz", 200)
+            for path in ALIASES:
+                for stream in (False, True):
+                    sent = json.dumps(CHAT | {"stream": stream}).encode()
+                    answer = await ask("POST", f"{url}/rollout{path}", sent)
+                    assert answer.status == (200 if stream else 201)
+                    whole = b'{"object": "chat.completion"}'
+                    assert answer.body == (b"".join(CHUNKS) if stream else whole)
+                    assert router.posts[-1][1] == sent
+            assert (await ask("POST", f"{url}/rollout/generate", {"text": "x"})).status == 503
+            assert (await ask("POST", f"{url}/genrm{ALIASES[0]}", CHAT)).status == 503
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = await asyncio.wait_for(process.wait(), 20)
+    assert code == 0
+    assert router.paths == ["/v1/chat/completions"] * 4
 
 
 async def test_a_pull_goes_on_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """No caller meets an engine whose weights are not current: while it is launched, while it loads new
 ones, and after it failed to prove them, neither router nor gateway leads to it, nor does its fence
-let anybody in.
+let anybody in. One that sleeps and comes back with others stays in the router's list, and there it
+is the fence alone.
 
-The replica, its fence, the role's document, router and gateway are the real ones; SGLang behind the
-fence is scripted, and the router is a double as well as the real one.
+The replica, its fence, the role's rules for its document and its router, router and gateway are the
+real ones; SGLang behind the fence is scripted, and the router is a double as well as the real one.
 """
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,8 +30,8 @@ from relax_infer.machines.replica import REPLICA, ReplicaEvent
 from tests.engines.fake_engine import TOKEN, FakeEngine, FencedFake, fenced_fake
 from tests.engines.test_router import double, real
 from tests.gateway.asking import ask
-from tests.gateway.fakes import Gateway, free_port, gateway
-from workflows._registry import models_of, routing_of
+from tests.gateway.fakes import Gateway, free_port, gateway, until
+from workflows._registry import models_of, router_workers, routing_of
 
 Look = Callable[[str], Awaitable[None]]
 Routers = Callable[[int], AbstractAsyncContextManager[RouterAdapter]]
@@ -46,12 +48,16 @@ class Loading(FakeEngine):
         self.look: Look | None = None
         self.answered: list[str] = []
         """Versions that answered callers."""
+        self.asked = asyncio.Event()
+        self.hold: asyncio.Event | None = None
+        """Whoever calls waits for it."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
         message = await receive() if scope["method"] == "POST" else {"body": b""}
         body: dict[str, Any] = json.loads(message["body"] or b"{}")
         if "rid" in body:  # a caller's
+            await self._held(body["rid"])
             self.answered.append(self.version)
             await self._reply(send, 200, {"text": self.version})
             return
@@ -68,6 +74,13 @@ class Loading(FakeEngine):
             answer["meta_info"] = {"input_token_logprobs": row}
         await self._reply(send, 200, answer)
 
+    async def _held(self, rid: str) -> None:
+        self.asked.set()
+        if self.hold is not None:
+            self.running[rid] = self.hold
+            await self.hold.wait()
+            del self.running[rid]
+
 
 class Replica(EngineReplica):
     """With a server that is there when it is launched."""
@@ -79,7 +92,12 @@ class Replica(EngineReplica):
         async def nothing() -> None:
             return None
 
-        self.nodes = SimpleNamespace(engine=None, lost=nothing, recollect=nothing)  # type: ignore[assignment]
+        async def unknown() -> tuple[()]:
+            return ()
+
+        self.nodes = SimpleNamespace(  # type: ignore[assignment]
+            engine=None, lost=nothing, recollect=nothing, memory=unknown
+        )
 
     async def _launch(self, op: EngineOperation) -> bool:
         if self.engine is not None:
@@ -124,7 +142,9 @@ class Room:
         self.registry = InferenceRegistry("rollout", "epoch")
         self.real = False
         self.seen: list[tuple[str, ReplicaState]] = []
-        self.routed: list[str] = []
+        self.routed: tuple[str, ...] = ()
+        self.sleeps = False
+        """Its role gives the GPUs away, or comes back to them: nothing is published meanwhile."""
 
     def operation(self, version: int) -> EngineOperation:
         return EngineOperation(
@@ -138,17 +158,20 @@ class Room:
         """What the role does with a report, of whatever moment it is."""
         report = await self.replica.reports.report()
         up = report.state is ReplicaState.READY
+        state = GroupState.SLEEPING if self.sleeps else GroupState.ONLOADING
         group = GroupSnapshot(
             role="rollout",
             model="policy",
-            state=GroupState.READY if up else GroupState.ONLOADING,
+            state=GroupState.READY if up else state,
             weight_source="ACTOR",
             weight_version=report.weight_version,
             replicas=(report,),
             generations=(1,),
         )
-        self.routed = [report.base_url] if report.base_url is not None else []
-        await self.router.set_workers(self.routed)
+        workers = router_workers((group,))
+        if workers is not None:
+            self.routed = workers
+            await self.router.set_workers(workers)
         models = models_of((group,), self.router.url)
         document = self.registry.publish(models, routing=routing_of((self.spec,)))
         self.front.intake.offer("rollout", 1, document)
@@ -166,11 +189,12 @@ class Room:
 
     async def look(self, during: str) -> None:
         """Within an operation: whoever asks is refused."""
-        state = await self.publish()
+        state = self.replica.state if self.sleeps else await self.publish()
         self.seen.append((during, state))
         assert state is not ReplicaState.READY
-        assert self.routed == []
-        assert await self.router.workers() == {}
+        if not self.sleeps:
+            assert self.routed == ()
+            assert await self.router.workers() == {}
         assert await self.ask() == {503}
 
 
@@ -211,6 +235,56 @@ async def test_an_engine_that_is_launched_and_then_loads_is_called_only_with_pro
     assert await room.publish() is ReplicaState.READY
     assert await room.ask() == {200}
     assert set(room.engine.answered) == {"4"}
+
+
+async def test_an_engine_that_sleeps_stays_listed_and_lets_nobody_in_before_its_new_weights(
+    room: Room,
+) -> None:
+    await room.replica.onload(room.operation(3))
+    await room.publish()
+    listed = await room.router.workers()
+    assert list(listed) == [room.fake.url]
+    room.sleeps = True
+    await room.replica.offload(room.operation(3))
+    assert await room.publish() is ReplicaState.SLEEPING
+    room.seen.clear()
+    await room.look("asleep")
+    await room.replica.onload(room.operation(4))
+    during = [path for path, _ in room.seen]
+    assert during.index("/update_weights_from_disk") < during.index("/weights_checker")
+    assert room.engine.answered == []
+    assert await room.router.workers() == listed, "it was never taken out"
+    assert await room.publish() is ReplicaState.READY
+    assert await room.ask() == {200}
+    assert set(room.engine.answered) == {"4"}
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_what_runs_at_an_update_in_place_ends_by_itself_or_at_the_deadline(
+    room: Room, in_time: bool
+) -> None:
+    await room.replica.onload(room.operation(3))
+    engine, room.engine.hold = room.engine, asyncio.Event()
+    engine.look = None
+    engine.abort = lambda rid: engine.hold.set() if engine.hold else None  # type: ignore[method-assign]
+    weights = room.spec.weights.model_copy(update={"drain_deadline": 30.0 if in_time else 0.3})
+    room.spec = room.spec.model_copy(update={"weights": weights})
+    engine.asked.clear()
+    running = asyncio.create_task(room.ask())
+    await engine.asked.wait()
+    loading = asyncio.create_task(room.replica.load_weights(room.operation(4)))
+    await until(lambda: not room.fake.fence.gate.ready)
+    refused = await ask("POST", f"{room.fake.url}/generate", {"text": "x", "rid": "late"})
+    assert refused.status == 503
+    assert engine.version == "3"
+    if in_time:
+        engine.hold.set()
+    await running
+    assert engine.answered == ["3"], "by the weights with which it began"
+    await loading
+    rows = [row["reason"] for row in room.fake.log() if row["event"] == "ended"]
+    assert rows == ["answered" if in_time else "cancelled"]
+    assert engine.version == "4"
 
 
 @pytest.mark.parametrize("fault", ["version", "canary"])

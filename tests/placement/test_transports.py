@@ -71,10 +71,10 @@ def test_shared_memory_does_not_reach_other_nodes():
     ("overrides", "in_place", "transport", "patience"),
     [
         ({}, False, "disk", 360.0),
-        (DECOUPLED, True, "disk", 360.0),
+        (DECOUPLED, True, "disk", 390.0),
         ({**DECOUPLED, "train.weights.in_place": False}, False, "disk", 360.0),
         ({"train.weights.transport": "tensor"}, False, "tensor", 660.0),
-        ({**DECOUPLED, "train.weights.transport": "process_group"}, True, "process_group", 660.0),
+        ({**DECOUPLED, "train.weights.transport": "process_group"}, True, "process_group", 690.0),
     ],
 )
 async def test_a_run_s_plan_says_how_weights_come(
@@ -94,4 +94,4 @@ async def test_a_run_s_plan_says_how_weights_come(
     assert plan.updates_in_place is in_place
     told = {group.role: group.weights.transport for group in plan.groups}
     assert told == {"rollout": transport, "genrm": "disk", "teacher": "disk"}
-    assert plan.operation_timeout == patience, "the transport may time out before the disk is read"
+    assert plan.operation_timeout == patience, "both may pass before the disk is read"
