@@ -27,6 +27,8 @@ HEAD_SECONDS = 30.0
 """That a head may take, from the connection or from its first byte."""
 IDLE_SECONDS = 75.0
 """Until an idle caller is hung up; longer than clients keep a connection for reuse."""
+LINGER_SECONDS = 2.0
+"""For a caller that is hung up in the middle of its request to read why, and stop."""
 GONE = "relax.gone"
 """ASGI extension: takes a function to be called if the connection is lost; None takes it back."""
 
@@ -45,6 +47,7 @@ class GatewayProtocol(HttpToolsProtocol):
     direct: Mapping[bytes, DirectRoute]
     heads: "Clock[GatewayProtocol]"
     idle: "Clock[GatewayProtocol]"
+    lingering: "Clock[GatewayProtocol]"
 
     _head_begun = _in_body = _timed = _is_chunked = False
     _head_bytes = _line_bytes = _unread = 0
@@ -60,7 +63,7 @@ class GatewayProtocol(HttpToolsProtocol):
     """Nothing that comes is read any more: it follows the last request of this connection."""
     _last_words: bytes | None = None
     """Sent when what came before has been answered."""
-    _advancing = False
+    _advancing = _lingers = False
 
     # --- asyncio's side
 
@@ -219,8 +222,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def answered(self, keep_alive: bool) -> None:
         if not keep_alive:
-            self._deaf = True
-            self.transport.close()
+            self._end()
         self.on_response_complete()
 
     def break_off(self) -> None:
@@ -232,7 +234,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
-        if self._advancing or self.transport.is_closing():
+        if self._advancing or self._lingers or self.transport.is_closing():
             return
         self.flow.resume_reading()
         self._advancing = True  # many that are answered at once are many turns, not many frames
@@ -243,7 +245,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self._is_busy() and not self.transport.is_closing():
             if self._last_words is not None:
                 self.transport.write(self._last_words)
-                self.transport.close()
+                self._linger()
             elif not self._head_begun:
                 self.idle.start(self)
 
@@ -305,6 +307,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._timed = False
         self.heads.stop(self)
         self.idle.stop(self)
+        self.lingering.stop(self)
 
     def late_head(self) -> None:
         """The head has not come in time."""
@@ -315,7 +318,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def hang_up(self) -> None:
         """Nothing was answered for long. Not stopped by what comes, so it is seen here what did;
         the rest of a body whose request was answered without it does not count."""
-        if self._is_busy() or self._head_begun or self.transport.is_closing():
+        if self._is_busy() or self._head_begun or self._lingers or self.transport.is_closing():
             return
         unread = self.transport.get_write_buffer_size()
         if not unread:
@@ -328,10 +331,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, detail: str) -> None:
         """What comes is not read on; what came before is answered first."""
+        if self.transport is None or self._lingers or self.transport.is_closing():
+            return
         self._stop_clocks()
         self._deaf = True
-        if self.transport is None or self.transport.is_closing():
-            return
         self.flow.resume_reading()  # to hear when the caller leaves
         words = _answer(status, detail)
         if self._in_body and self.pipeline:  # of the newest, which cannot be answered now
@@ -348,7 +351,30 @@ class GatewayProtocol(HttpToolsProtocol):
             self._last_words = words
         else:
             self.transport.write(words)
+            self._linger()
+
+    def _end(self) -> None:
+        """After the last answer of this connection."""
+        self._deaf = True
+        if self._in_body:
+            self._linger()
+        else:
             self.transport.close()
+
+    def _linger(self) -> None:
+        """Closed with something unread, a connection is reset, and the caller loses the answer with
+        it: so what it still sends is dropped for a while, until it closes its side."""
+        if self.transport.can_write_eof():
+            self._lingers = True
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self.lingering.start(self)
+        else:
+            self.transport.close()
+
+    def lingered(self) -> None:
+        """The caller neither reads nor leaves."""
+        self.transport.abort()
 
 
 def protocol_of(direct: Mapping[bytes, DirectRoute]) -> type[GatewayProtocol]:
@@ -361,6 +387,7 @@ def protocol_of(direct: Mapping[bytes, DirectRoute]) -> type[GatewayProtocol]:
         "direct": direct,
         "heads": Clock(HEAD_SECONDS, GatewayProtocol.late_head),
         "idle": Clock(IDLE_SECONDS, GatewayProtocol.hang_up),
+        "lingering": Clock(LINGER_SECONDS, GatewayProtocol.lingered),
     }
     return type("GatewayProtocol", (GatewayProtocol,), given)
 

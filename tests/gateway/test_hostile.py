@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from relax_infer.gateway import _protocol
 from tests.gateway.asking import ask, by_hand, status_of
 from tests.gateway.fakes import Engine, engine, gateway
 from tests.gateway.hostile import BODIES, GOOD, HEADS, answered, framed
@@ -173,11 +174,35 @@ async def test_a_body_that_trickles_in_has_no_more_time_than_one_that_does_not_c
         assert upstream.posts == []
 
 
+async def test_a_caller_that_goes_on_sending_still_reads_why_it_was_hung_up(
+    upstream: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that nobody reads would reset its connection, and the answer with it."""
+    monkeypatch.setattr(_protocol, "LINGER_SECONDS", 1.0)
+    async with gateway(body_timeout=0.1) as front:
+        front.publish("genrm", upstream.url)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"POST /genrm/generate HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n\r\n")
+        for _ in range(20):  # the answer comes after a quarter of it
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+        assert status_of(await reader.read()) == 408
+
+        async def go_on() -> None:
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+        with pytest.raises(ConnectionError):  # nor is it listened to for ever
+            await asyncio.wait_for(go_on(), 10)
+        writer.close()
+    assert upstream.posts == []
+
+
 async def test_a_head_that_does_not_end_is_408_whether_or_not_it_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from relax_infer.gateway import _protocol
-
     monkeypatch.setattr(_protocol, "HEAD_SECONDS", 0.3)
     async with gateway() as front:
         assert status_of(await by_hand(front.port, b"")) == 408
