@@ -1,6 +1,5 @@
 """Bundles for every demand: a pool for each role, or one pool by mode or by layout script."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,6 +7,7 @@ from relax_infer.config import Recipe
 from relax_infer.config.placed import Scalar
 from relax_infer.placement._demands import SCORERS, Demand, deferred_roles, mode_of
 from relax_infer.placement._engine_rules import tensor_parallel
+from relax_infer.placement.alignment import Row, line_up
 from relax_infer.placement.layout import (
     Block,
     Fault,
@@ -57,7 +57,7 @@ def _own_pools(
     made = Arrangement("decoupled", {}, [], list(training))
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
-        starts, needed = _line_up(recipe, mine)
+        starts, needed = line_up(_rows(mine), 0, _node(recipe))
         made.pools[role] = needed
         if role == "rollout":
             made.pools[role] = max(needed, recipe.rollout.num_gpus or 0)
@@ -86,7 +86,7 @@ def _by_mode(recipe: Recipe, demands: Sequence[Demand], made: Arrangement) -> No
     groups += [[d for d in demands if d.role == role] for role in deferred]
     starts: dict[str, int] = {}
     for group in groups:
-        found, needed = _line_up(recipe, group)
+        found, needed = line_up(_rows(group), 0, _node(recipe))
         starts.update({d.field: start for d, start in zip(group, found, strict=True)})
         made.violations += _too_large(group, needed, made.pools)
     for demand in demands:
@@ -123,12 +123,11 @@ def _by_layout(recipe: Recipe, script: str, demands: Sequence[Demand], made: Arr
         return
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
-        offsets, _ = _line_up(recipe, mine)
-        for demand, offset in zip(mine, offsets, strict=True):
-            start, late = layout.starts[role] + offset, role in deferred
+        for demand, start in zip(mine, layout.starts[role], strict=True):
+            late = role in deferred
             made.placements.append(_placement(recipe, demand, start, POOL, late=late))
     made.training = [
-        replace(t, bundle_start=layout.starts[t.role]) if t.pool == POOL else t
+        replace(t, bundle_start=layout.starts[t.role][0]) if t.pool == POOL else t
         for t in made.training
     ]
     made.turns = list(layout.phases)
@@ -138,27 +137,8 @@ def _node(recipe: Recipe) -> int:
     return recipe.cluster.gpus_per_node or recipe.cluster.gpus
 
 
-def _line_up(recipe: Recipe, demands: Iterable[Demand]) -> tuple[list[int], int]:
-    """First bundle of each demand, one after another, and the bundle after the last.
-
-    An engine begins at a multiple of its size in its node, or at a node's first GPU.
-    """
-    node, cursor = _node(recipe), 0
-    starts: list[int] = []
-    for demand in demands:
-        unit = _unit(demand, node)
-        if unit == node and demand.gpus_per_replica < node:
-            fits = cursor % node + demand.num_gpus <= node
-            unit = 1 if fits else node
-        cursor = -(-cursor // unit) * unit
-        starts.append(cursor)
-        cursor += demand.num_gpus
-    return starts, cursor
-
-
-def _unit(demand: Demand, node: int) -> int:
-    size = demand.gpus_per_replica
-    return size if size < node and node % size == 0 else node
+def _rows(demands: Iterable[Demand]) -> tuple[Row, ...]:
+    return tuple(Row(d.replicas, d.gpus_per_replica) for d in demands)
 
 
 def _placement(
@@ -263,11 +243,10 @@ def _blocks(
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
         about = " + ".join(f"{d.replicas} replicas x {d.gpus_per_replica}" for d in mine)
-        align = math.lcm(*(_unit(d, _node(recipe)) for d in mine))
-        blocks[role] = Block(_line_up(recipe, mine)[1], align, about)
+        blocks[role] = Block(_rows(mine), _node(recipe), about)
     for t in training:
         if t.pool == POOL:
-            blocks[t.role] = Block(t.num_gpus, 1, f"{t.num_gpus} ranks")
+            blocks[t.role] = Block((Row(t.num_gpus, 1),), _node(recipe), f"{t.num_gpus} ranks")
     return blocks
 
 

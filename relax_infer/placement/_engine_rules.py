@@ -5,6 +5,7 @@ import math
 from relax_infer.engines.flags import ALIASES, OWN, UNFENCED
 from relax_infer.engines.static import backup_faults, static_faults
 from relax_infer.placement._demands import Demand
+from relax_infer.placement.alignment import Row, can_line_up
 from relax_infer.placement.placed import Violation
 
 RESERVED_ARGS = frozenset(
@@ -190,13 +191,13 @@ def _nodes(demand: Demand, node: int) -> list[Violation]:
                 ((field, whole),),
             )
         ]
-    if gpus < node and node % gpus and demand.num_gpus > node:
+    if gpus < node and not can_line_up(Row(demand.replicas, gpus), node):
         divisor = next(g for g in range(gpus, 0, -1) if node % g == 0)
         return [
             Violation(
                 field,
-                f"engines of {gpus} GPUs, one after another, would cross the boundary of a node"
-                f" of {node}.",
+                f"{demand.replicas} engines of {gpus} GPUs, one after another, would cross the"
+                f" boundary of a node of {node}.",
                 f"Use a size that divides {node}, for instance {divisor}.",
                 ((field, divisor),),
             )

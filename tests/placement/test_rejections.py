@@ -137,7 +137,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "not whole configured nodes of 8",
     ),
     (
-        document(gpus=16, rollout=engine(9, 3)),
+        document(gpus=16, rollout=engine(15, 3)),
         {},
         "rollout.engine.gpus_per_replica",
         "cross the boundary of a node of 8",
