@@ -7,6 +7,7 @@ from relax_infer.config import Recipe
 from relax_infer.config.placed import Scalar
 from relax_infer.placement._demands import SCORERS, Demand, deferred_roles, mode_of
 from relax_infer.placement._engine_rules import tensor_parallel
+from relax_infer.placement._size_rules import raised
 from relax_infer.placement.alignment import Row, line_up
 from relax_infer.placement.layout import (
     Block,
@@ -68,14 +69,12 @@ def _own_pools(
     total = sum(made.pools.values())
     if total > recipe.cluster.gpus:
         parts = ", ".join(f"{pool}={size}" for pool, size in made.pools.items())
-        made.violations.append(
-            Violation(
-                "cluster.gpus",
-                f"the pools need {total} GPUs ({parts}), the cluster has {recipe.cluster.gpus}.",
-                f"Raise it to {total}, or lower replicas and ranks.",
-                (("cluster.gpus", total),),
-            )
+        rule = f"the pools need {total} GPUs ({parts}), the cluster has {recipe.cluster.gpus}."
+        lower = "Lower replicas and ranks."
+        cure, settings = raised(
+            recipe, total, f"Raise it to {total}, or lower replicas and ranks.", lower, demands
         )
+        made.violations.append(Violation("cluster.gpus", rule, cure, settings))
     return made
 
 
@@ -88,7 +87,7 @@ def _by_mode(recipe: Recipe, demands: Sequence[Demand], made: Arrangement) -> No
     for group in groups:
         found, needed = line_up(_rows(group), 0, _node(recipe))
         starts.update({d.field: start for d, start in zip(group, found, strict=True)})
-        made.violations += _too_large(group, needed, made.pools)
+        made.violations += _too_large(recipe, group, needed, made.pools)
     for demand in demands:
         late = demand.role in deferred
         made.placements.append(_placement(recipe, demand, starts[demand.field], POOL, late=late))
@@ -181,7 +180,9 @@ def _each_too_large(demands: Sequence[Demand], pools: Mapping[str, int]) -> list
     ]
 
 
-def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int]) -> list[Violation]:
+def _too_large(
+    recipe: Recipe, demands: Sequence[Demand], needed: int, pools: Mapping[str, int]
+) -> list[Violation]:
     """Of one phase: each demand on its own, and all together."""
     pool, alone = pools[POOL], _alone(pools)
     found = _each_too_large(demands, pools)
@@ -193,12 +194,14 @@ def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int])
     if by_role.get("rollout") == by_role.get("genrm") == pool:
         rule = f"Same-phase Rollout and GenRM would share the same {pool} GPUs."
         cure = "Set mode to defer and leave defer_roles out, to enable explicit defer."
-        settings: tuple[tuple[str, Scalar], ...] = (("mode", "defer"), ("defer_roles", None))
-        return [*found, Violation("mode", rule, cure, settings)]
+        turns = (("mode", "defer"), ("defer_roles", None))
+        return [*found, Violation("mode", rule, cure, turns)]
     parts = ", ".join(f"{role}={gpus}" for role, gpus in by_role.items())
     if lost := needed - sum(by_role.values()):
         parts += f", {lost} unused so that engines begin where their nodes allow"
-    cure = f"Raise it to {needed + alone}, lower replicas, or let roles take turns (mode defer)."
+    turn = "lower replicas, or let roles take turns (mode defer)."
+    larger = f"Raise it to {needed + alone}, {turn}"
+    cure, settings = raised(recipe, needed + alone, larger, turn.capitalize(), demands)
     if needed - lost <= pool:
         cure += " Key layout may place what the fixed order of roles cannot."
     found.append(
@@ -206,7 +209,7 @@ def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int])
             "cluster.gpus",
             f"Combined inference needs {needed} GPUs ({parts}), the pool has {_size(pool, alone)}.",
             cure,
-            (("cluster.gpus", needed + alone),),
+            settings,
         )
     )
     return found

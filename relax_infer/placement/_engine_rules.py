@@ -2,6 +2,7 @@
 
 import math
 
+from relax_infer.config.placed import MOST_GPUS
 from relax_infer.engines.flags import ALIASES, OWN, UNFENCED
 from relax_infer.engines.static import backup_faults, static_faults
 from relax_infer.placement._demands import Demand
@@ -183,6 +184,8 @@ def _nodes(demand: Demand, node: int) -> list[Violation]:
     field = f"{demand.field}.gpus_per_replica"
     if gpus > node and gpus % node:
         whole = -(-gpus // node) * node
+        if whole > MOST_GPUS:
+            whole -= node
         return [
             Violation(
                 field,

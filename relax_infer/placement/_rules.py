@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from relax_infer.config import Recipe
-from relax_infer.config.placed import MOST_GPUS, ServerGroup
+from relax_infer.config.placed import ServerGroup
 from relax_infer.placement._demands import SCORERS, Demand, mode_of
-from relax_infer.placement.placed import TrainingPlacement, Violation
+from relax_infer.placement.placed import Violation
 
 
 def role_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Violation]:
@@ -19,32 +19,6 @@ def role_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Violation
     if mode_of(recipe) != "decoupled" and recipe.debug != "train_only":
         found += _offload(recipe, demands)
     return found
-
-
-def size_violation(
-    recipe: Recipe, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
-) -> Violation | None:
-    """More than any cluster may have; the largest part is named."""
-    parts = [(f"{d.field}.replicas", d.num_gpus) for d in demands]
-    parts += [(_RANKS[t.role], t.num_gpus) for t in training]
-    total = sum(gpus for _, gpus in parts)
-    if total <= MOST_GPUS:
-        return None
-    field, gpus = max(parts, key=lambda part: part[1])
-    return Violation(
-        field,
-        f"it alone makes {gpus} GPUs, all parts {total}; a cluster has {MOST_GPUS} at most.",
-        "Lower it.",
-        ((field, 1),),
-    )
-
-
-_RANKS = {
-    "trainer": "train.ranks",
-    "critic": "critic.ranks",
-    "reference": "reference.ranks",
-    "actor_fwd": "actor_fwd.ranks",
-}
 
 
 def _names(demands: Sequence[Demand]) -> list[Violation]:
