@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from relax_infer.config import Recipe
 from relax_infer.config.placed import Scalar
+from relax_infer.contracts.counted import counted
 from relax_infer.placement._demands import SCORERS, Demand, deferred_roles, mode_of
 from relax_infer.placement._engine_rules import tensor_parallel
 from relax_infer.placement._size_rules import raised
@@ -69,7 +70,10 @@ def _own_pools(
     total = sum(made.pools.values())
     if total > recipe.cluster.gpus:
         parts = ", ".join(f"{pool}={size}" for pool, size in made.pools.items())
-        rule = f"the pools need {total} GPUs ({parts}), the cluster has {recipe.cluster.gpus}."
+        rule = (
+            f"the pools need {counted(total, 'GPU')} ({parts}), the cluster has"
+            f" {recipe.cluster.gpus}."
+        )
         lower = "Lower replicas and ranks."
         cure, settings = raised(
             recipe, total, f"Raise it to {total}, or lower replicas and ranks.", lower, demands
@@ -170,7 +174,7 @@ def _each_too_large(demands: Sequence[Demand], pools: Mapping[str, int]) -> list
     return [
         Violation(
             f"{d.field}.replicas",
-            f"{d.replicas} replicas x {d.gpus_per_replica} GPUs need {d.num_gpus} GPUs,"
+            f"its engines need {counted(d.num_gpus, 'GPU')} ({d.replicas} x {d.gpus_per_replica}),"
             f" the pool has {_size(pool, alone)}.",
             f"Lower replicas or gpus_per_replica, or raise cluster.gpus to {d.num_gpus + alone}.",
             (("cluster.gpus", d.num_gpus + alone),),
@@ -192,7 +196,7 @@ def _too_large(
     for demand in demands:
         by_role[demand.role] = by_role.get(demand.role, 0) + demand.num_gpus
     if by_role.get("rollout") == by_role.get("genrm") == pool:
-        rule = f"Same-phase Rollout and GenRM would share the same {pool} GPUs."
+        rule = f"Same-phase Rollout and GenRM would share the same {counted(pool, 'GPU')}."
         cure = "Set mode to defer and leave defer_roles out, to enable explicit defer."
         turns = (("mode", "defer"), ("defer_roles", None))
         return [*found, Violation("mode", rule, cure, turns)]
@@ -207,7 +211,8 @@ def _too_large(
     found.append(
         Violation(
             "cluster.gpus",
-            f"Combined inference needs {needed} GPUs ({parts}), the pool has {_size(pool, alone)}.",
+            f"Combined inference needs {counted(needed, 'GPU')} ({parts}), the pool has"
+            f" {_size(pool, alone)}.",
             cure,
             settings,
         )
@@ -232,7 +237,7 @@ def _ranks(recipe: Recipe, made: Arrangement) -> list[Violation]:
     return [
         Violation(
             "train.ranks",
-            f"{ranks} ranks need as many GPUs, the pool has {_size(pool, alone)}.",
+            f"each rank needs a GPU, {ranks} in all; the pool has {_size(pool, alone)}.",
             f"Lower it, or raise cluster.gpus to {ranks + alone}.",
             (("cluster.gpus", ranks + alone),),
         )
@@ -245,11 +250,13 @@ def _blocks(
     blocks: dict[str, Block] = {}
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
-        about = " + ".join(f"{d.replicas} replicas x {d.gpus_per_replica}" for d in mine)
+        about = " + ".join(f"{counted(d.replicas, 'replica')} x {d.gpus_per_replica}" for d in mine)
         blocks[role] = Block(_rows(mine), _node(recipe), about)
     for t in training:
         if t.pool == POOL:
-            blocks[t.role] = Block((Row(t.num_gpus, 1),), _node(recipe), f"{t.num_gpus} ranks")
+            blocks[t.role] = Block(
+                (Row(t.num_gpus, 1),), _node(recipe), counted(t.num_gpus, "rank")
+            )
     return blocks
 
 

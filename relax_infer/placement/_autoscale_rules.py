@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from relax_infer.config import Recipe
 from relax_infer.config.autoscale import AutoscaleRule
 from relax_infer.config.placed import MOST_GPUS, Scalar
+from relax_infer.contracts.counted import counted
 from relax_infer.placement._demands import Demand, mode_of
 from relax_infer.placement.placed import Violation
 
@@ -41,8 +42,8 @@ def autoscale_violations(recipe: Recipe, demands: Sequence[Demand], placed: int)
         if needed > MOST_GPUS:
             cure, settings = "Lower max_replicas, or remove the section.", (("autoscale", None),)
         rule = (
-            f"with every model at its max_replicas the run needs {needed} GPUs, the cluster has"
-            f" {recipe.cluster.gpus}."
+            f"with every model at its max_replicas the run needs {counted(needed, 'GPU')}, the"
+            f" cluster has {recipe.cluster.gpus}."
         )
         found.append(Violation("autoscale", rule, cure, settings))
     return found

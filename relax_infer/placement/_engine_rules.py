@@ -3,6 +3,7 @@
 import math
 
 from relax_infer.config.placed import MOST_GPUS
+from relax_infer.contracts.counted import counted
 from relax_infer.engines.flags import ALIASES, OWN, UNFENCED
 from relax_infer.engines.static import backup_faults, static_faults
 from relax_infer.placement._demands import Demand
@@ -160,7 +161,7 @@ def _attention(demand: Demand) -> list[Violation]:
         switch = f"{given.field.rpartition('.')[0]}.enable_dp_attention"
         rule = (
             f"dp_size {parts} without enable_dp_attention would start {parts} engines of"
-            f" {demand.gpus_per_replica} GPUs."
+            f" {counted(demand.gpus_per_replica, 'GPU')}."
         )
         cure = "Set enable_dp_attention to true, or remove dp_size and raise replicas."
         settings = ((enabled.field if enabled else switch, True),)
@@ -171,7 +172,7 @@ def _attention(demand: Demand) -> list[Violation]:
     return [
         Violation(
             f"{demand.field}.server_args.{dp}",
-            f"DP attention splits the {tensor} tensor-parallel GPUs in {parts} parts.",
+            f"DP attention splits {counted(tensor, 'tensor-parallel GPU')} in {parts} parts.",
             f"Use a {dp} that divides {tensor}, for instance {cure}.",
             ((given.field, cure),),
         )

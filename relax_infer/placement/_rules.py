@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from relax_infer.config import Recipe
 from relax_infer.config.placed import ServerGroup
+from relax_infer.contracts.counted import counted
 from relax_infer.placement._demands import SCORERS, Demand, mode_of
 from relax_infer.placement.placed import Violation
 
@@ -101,16 +102,18 @@ def _budget_rule(name: str, budget: int, demands: list[Demand], own_pool: bool) 
     needed = sum(d.num_gpus for d in demands)
     if len(demands) == 1 and budget % demands[0].gpus_per_replica:
         size = demands[0].gpus_per_replica
-        return f"{name} resource of {budget} GPUs is not a multiple of engines of {size}."
+        return (
+            f"{name} resource of {counted(budget, 'GPU')} is not a multiple of engines of {size}."
+        )
     models = {d.model_id: 0 for d in demands}
     for demand in demands:
         models[demand.model_id] += demand.num_gpus
     if name == "Teacher" and (budget % len(models) or len(set(models.values())) > 1):
         parts = ", ".join(f"{model}={gpus}" for model, gpus in models.items())
-        return f"{name} resource of {budget} GPUs does not divide evenly: {parts}."
+        return f"{name} resource of {counted(budget, 'GPU')} does not divide evenly: {parts}."
     if needed == budget or (name == "Rollout" and own_pool and needed < budget):
         return None
-    return f"{name} resource is {budget} GPUs, its engines need {needed}."
+    return f"{name} resource is {counted(budget, 'GPU')}, its engines need {needed}."
 
 
 def _deferred(recipe: Recipe) -> list[Violation]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations
 
+from relax_infer.contracts.counted import counted
 from relax_infer.placement.alignment import Row, line_up
 
 NAMES = {
@@ -273,19 +274,19 @@ def _shares(
         if gpus != int(gpus):
             yield Fault(
                 holder.position,
-                f"{holder} of {pool} GPUs is {float(gpus):g}, not whole ones.",
+                f"{holder} of {counted(pool, 'GPU')} is {float(gpus):g}, not whole ones.",
             )
             continue
         if known.setdefault(holder.role, int(gpus)) != gpus:
             yield Fault(
                 holder.position,
-                f"{holder} is {int(gpus)} GPUs, an earlier phase has {known[holder.role]}:"
-                " a role keeps its slots.",
+                f"{holder} is {counted(int(gpus), 'GPU')}, an earlier phase has"
+                f" {known[holder.role]}: a role keeps its slots.",
             )
         elif gpus != block.gpus:
             yield Fault(
                 holder.position,
-                f"{holder} is {int(gpus)} of {pool} GPUs, the recipe configures"
+                f"{holder} is {int(gpus)} of {counted(pool, 'GPU')}, the recipe configures"
                 f" {block.gpus} ({block.about}).",
                 role=holder.role,
                 gpus=int(gpus),
@@ -340,7 +341,7 @@ def _no_room(
         if any(h.role == holder.role for h in phase) and needed > pool:
             return Fault(
                 next(h.position for h in phase if h.role == holder.role),
-                f"phase {number + 1} needs {needed} GPUs, the pool has {pool}.",
+                f"phase {number + 1} needs {counted(needed, 'GPU')}, the pool has {pool}.",
             )
     return Fault(
         holder.position,

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from relax_infer.config.violation import Violation
+from relax_infer.contracts.counted import are, counted
 from relax_infer.contracts.engines import Role
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.placement.alignment import may_begin
@@ -272,13 +273,14 @@ def _faults(plan: InferencePlacementPlan) -> Iterator[Violation]:
             yield Violation(part.role, rule, cure)
     for placement in plan.placements:
         if placement.gpus_per_engine < 1 or placement.num_gpus % placement.gpus_per_engine:
-            rule = f"{placement.num_gpus} GPUs are no whole engines of {placement.gpus_per_engine}."
+            there = f"{counted(placement.num_gpus, 'GPU')} {are(placement.num_gpus)}"
+            rule = f"{there} no whole engines of {placement.gpus_per_engine}."
             yield Violation(placement.role, rule, cure)
             continue
         if (bundle := _crosses(placement)) is not None:
             rule = (
-                f"its engine of {placement.gpus_per_engine} GPUs may not begin at bundle {bundle}:"
-                f" nodes have {placement.num_gpus_per_node}."
+                f"its engine of {counted(placement.gpus_per_engine, 'GPU')} may not begin at bundle"
+                f" {bundle}: nodes have {placement.num_gpus_per_node}."
             )
             yield Violation(placement.role, rule, cure)
     if plan.total_required_gpus != sum(sizes.values()):

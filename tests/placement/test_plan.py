@@ -100,7 +100,7 @@ def test_a_plan_whose_engine_crosses_a_node_is_not_read() -> None:
 def test_a_role_larger_than_the_pool_says_how_many_gpus_it_needs() -> None:
     (found,) = violations(teacher__engine={"gpus_per_replica": 4}, train__ray_gpu_fraction=0.1)
     assert found.field == "teacher.engine.replicas"
-    assert "need 4 GPUs, the pool has 2" in found.rule
+    assert "need 4 GPUs (1 x 4), the pool has 2" in found.rule
     assert "cluster.gpus to 4" in found.cure
 
 

@@ -220,7 +220,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         document(rollout=engine(4, 4, server_args={"attn-dp-size": 3})),
         {},
         "rollout.engine.server_args.attn_dp_size",
-        "DP attention splits the 4",
+        "DP attention splits 4",
     ),
     (
         document(rollout=engine(4, 4, server_args={"attn-dp-size": 2, "dp-size": 2})),
@@ -258,7 +258,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "cluster.gpus",
         "the pools need 12 GPUs (rollout=4, trainer=8), the cluster has 8",
     ),
-    (document(ranks=9), {}, "train.ranks", "9 ranks need as many GPUs, the pool has 8"),
+    (document(ranks=9), {}, "train.ranks", "each rank needs a GPU, 9 in all; the pool has 8"),
     (
         document(ranks=8, reference={"ranks": 4}),
         {},
