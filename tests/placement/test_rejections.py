@@ -258,6 +258,12 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "cluster.gpus",
         "the pools need 12 GPUs (rollout=4, trainer=8), the cluster has 8",
     ),
+    (
+        document("split"),
+        {"max_staleness": 1},
+        "max_staleness",
+        "generation can be ahead of training only where each has GPUs of its own",
+    ),
     (document(ranks=9), {}, "train.ranks", "each rank needs a GPU, 9 in all; the pool has 8"),
     (
         document(ranks=8, reference={"ranks": 4}),
