@@ -190,7 +190,7 @@ def _too_large(
     """Of one phase: each demand on its own, and all together."""
     pool, alone = pools[POOL], _alone(pools)
     found = _each_too_large(demands, pools)
-    if len(demands) < 2 or needed <= pool:
+    if needed <= pool or (found and len(demands) == 1):
         return found
     by_role: dict[str, int] = {}
     for demand in demands:

@@ -67,6 +67,15 @@ def test_engines_end_with_one_node_and_begin_with_the_next() -> None:
     assert "5 engines of 3 GPUs, one after another, would cross" in found.rule
 
 
+def test_a_row_that_cannot_begin_at_the_first_bundle_needs_more_of_the_pool() -> None:
+    """Six engines of two on nodes of seven: three on each, and the first bundle is free."""
+    recipe = document(gpus=12, rollout=engine(12, 2), ranks=12)
+    recipe["cluster"]["gpus_per_node"] = 7
+    (found,) = refused(recipe)
+    assert "needs 13 GPUs (rollout=12, 1 unused so that engines begin" in found.rule
+    assert slices(plan(recipe, cluster__gpus=13)) == [("rollout", "policy", 1, 13)]
+
+
 def spans(
     rows: Sequence[Row], node: int, pool: int, cursor: int = 0
 ) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -16,7 +16,7 @@ from relax_infer.placement import (
     plan_inference_placement,
 )
 
-SIZES = st.sampled_from([1, 1, 2, 3, 4, 8, 16])
+SIZES = st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16])
 SHARES = st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.7, "auto", "auto"])
 FLAGS = st.dictionaries(
     st.sampled_from(["tp_size", "pp-size", "dp_size", "enable_dp_attention", "port", "page_size"]),
@@ -104,7 +104,7 @@ RECIPES = st.fixed_dictionaries(
         "cluster": st.fixed_dictionaries(
             {
                 "gpus": st.integers(1, 64),
-                "gpus_per_node": st.sampled_from([None, 4, 8]),
+                "gpus_per_node": st.sampled_from([None, 4, 7, 8]),
             }
         ),
         "rollout": st.fixed_dictionaries(
