@@ -83,7 +83,12 @@ def _at_once(
     parts = {demand.field: _part(recipe, demand) for demand in demands}
     ranks = {t.role: _Part({_RANKS[t.role]: t.num_gpus}, 1) for t in training}
     if mode_of(recipe) == "decoupled":
-        return [[*parts.values(), *ranks.values()]]
+        mine = [parts[d.field] for d in demands if d.role == "rollout"]
+        others = [parts[d.field] for d in demands if d.role != "rollout"]
+        budget = recipe.rollout.num_gpus or 0
+        if mine and budget > sum(part.gpus for part in mine):
+            mine = [_Part({"rollout.num_gpus": budget}, 1)]
+        return [[*mine, *others, *ranks.values()]]
     always = [ranks[t.role] for t in training if t.pool != POOL]
     late = deferred_roles(recipe)
     if recipe.layout is not None:

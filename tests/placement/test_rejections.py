@@ -440,6 +440,7 @@ def test_what_is_never_on_gpus_together_may_be_more_than_a_cluster_together(mode
             8,
             {"rollout__extra_models": [extra("second", gpus_per_replica=8)]},
         ),
+        (document("decoupled", 1 << 20, ranks=8), 8, {"rollout__num_gpus": 1 << 20}),
         (document(), 8, {"rollout__prompts_per_step": 1 << 53, "rollout__samples_per_prompt": 99}),
         (document(), 8, {"rollout__sampling__max_new_tokens": 1 << 53}),
         (
