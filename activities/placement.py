@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from temporalio import activity
 
 from activities._run_files import recipe_of
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef
@@ -76,8 +77,9 @@ def require_whole_nodes(group: EngineGroupSpec, replica: int) -> None:
     apart = {share[0].node_id for share in shares}
     if any(len({b.node_id for b in share}) > 1 for share in shares) or len(apart) < len(shares):
         raise PermanentError(
-            f"run {group.run}: {group.engine_id(replica)} needs {group.gpus_per_node} GPUs on"
-            f" each of {group.nodes_per_replica} nodes; the pool has them on {nodes}.",
+            f"run {group.run}: {group.engine_id(replica)} needs"
+            f" {counted(group.gpus_per_node, 'GPU')} on each of"
+            f" {counted(group.nodes_per_replica, 'node')}; the pool has them on {nodes}.",
             cure="Choose sizes that fill whole nodes of the cluster, or free its nodes.",
         )
 

@@ -18,6 +18,7 @@ from relax_infer.cli._scaling import told
 from relax_infer.cli._server import connected
 from relax_infer.contracts.autoscale import AutoscaleNote, AutoscaleStatus, AutoscaleSwitch
 from relax_infer.contracts.base import Message
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.engines import GroupSnapshot
 from relax_infer.contracts.external import ExternalEngine
 from relax_infer.contracts.scale import ScaleStatus
@@ -93,7 +94,8 @@ def shown(scaling: RoleScaling) -> list[str]:
         there = [r for r in group.replicas if r.replica not in group.leaving]
         ready = sum(r.state is ReplicaState.READY for r in there)
         lines.append(
-            f"{scaling.role} {group.model}  {group.state}  {len(there)} replicas, {ready} answer"
+            f"{scaling.role} {group.model}  {group.state}  {counted(len(there), 'replica')},"
+            f" {ready} answer"
         )
     lines += [
         f"{scaling.role} {engine.model}  {engine.url}  {engine.state}  {engine.why or ''}".rstrip()

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from relax_infer.cli._findings import show_findings
 from relax_infer.cli._recipes import Checked
+from relax_infer.contracts.counted import counted
 from relax_infer.placement import InferencePlacementPlan, Violation
 from relax_infer.placement.findings import Finding
 from relax_infer.placement.picture import (
@@ -51,7 +52,7 @@ def show_plan(
     }
     alone = all(len(phase.roles) == 1 for phase in plan.phases)
     typer.echo(
-        f"{checked.recipe.name}: mode {plan.mode}, {plan.total_required_gpus} GPUs,"
+        f"{checked.recipe.name}: mode {plan.mode}, {counted(plan.total_required_gpus, 'GPU')},"
         f" {'one role at a time' if alone else how[plan.mode]}"
     )
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)

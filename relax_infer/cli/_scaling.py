@@ -9,6 +9,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from relax_infer.cli._errors import Code, CommandError, UnansweredError
 from relax_infer.cli._runs import runs_of, words_of
 from relax_infer.cli._server import connected
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.scale import ScaleRequest, ScaleStatus
 from relax_infer.machines import ScaleState
 
@@ -45,7 +46,7 @@ async def ask_role(home: Path, run: str, role: str, request: ScaleRequest) -> Sc
 
 def told(status: ScaleStatus) -> list[str]:
     """Lines for a person."""
-    counts = "" if status.before is None else f"  {status.before} replicas before"
+    counts = "" if status.before is None else f"  {counted(status.before, 'replica')} before"
     if status.after is not None:
         counts += f", {status.after} now"
     what = "would be done" if status.dry_run and not status.why else status.state

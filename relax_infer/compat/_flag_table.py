@@ -67,6 +67,13 @@ TABLE: dict[str, To | Told] = {
     "genrm-num-gpus": To("genrm.num_gpus"),
     "genrm-num-gpus-per-engine": To("genrm.engine.gpus_per_replica"),
     "genrm-ray-num-gpus": To("genrm.engine.ray_gpu_fraction"),
+    "rollout-external": To("rollout.external"),
+    "debug-train-only": To("debug", {"True": "train_only"}),
+    "debug-rollout-only": To("debug", {"True": "rollout_only"}),
+    "hybrid": Told("mode alone says who shares GPUs: defer, split or decoupled"),
+    "fully-async": Told("mode decoupled, with max_staleness how far generation may be ahead"),
+    "offload-train": Told(f"{_ALWAYS}: who shares GPUs lets them go"),
+    "offload-rollout": Told(f"{_ALWAYS}: who shares GPUs lets them go"),
     "sglang-config": Told(
         "models and groups of engines are not read from a file: write rollout.server_groups and"
         " rollout.extra_models"
@@ -133,6 +140,11 @@ TABLE: dict[str, To | Told] = {
     "opd-teacher-model-path": To("teacher.model"),
     "opd-teacher-num-gpus": To("teacher.num_gpus"),
     "opd-teacher-num-gpus-per-engine": To("teacher.engine.gpus_per_replica"),
+    "opd-teacher-routes": Told(
+        "write teacher and teacher.extra_models, each with its route's key as model_id; a row's"
+        " Teacher is named by data.teacher_field"
+    ),
+    "opd-teacher-key": To("data.teacher_field"),
     "opd-teacher-defer": Told("with mode defer the Teacher has a turn of its own"),
     "defer-reward-to-post-process": Told(f"{_ALWAYS}: rewards are scored after generation"),
     # looking on

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from relax_infer.config.documents import read_yaml
 from relax_infer.config.recipe import RULES, Recipe
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.faults import explain, hint, models_in, takes_nothing
 
@@ -190,7 +191,9 @@ def _override(document: dict[str, Any], key: str, value: Any, origin: str) -> No
         here = cast("dict[str, Any] | list[Any]", below)
     if isinstance(here, list):
         if _below(here, last) is None:
-            raise RecipeError(f"{origin}: cannot set {key}: the list has {len(here)} items")
+            raise RecipeError(
+                f"{origin}: cannot set {key}: the list has {counted(len(here), 'item')}"
+            )
         here[int(last)] = value
     elif value is None:
         here.pop(last, None)

@@ -7,7 +7,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from relax_infer.contracts.fractions import GpuFraction, check_gpu_fraction
 
-Positive = Annotated[int, Field(ge=1, le=1 << 53)]
+MOST = 1 << 53
+"""Of whatever is counted."""
+Positive = Annotated[int, Field(ge=1, le=MOST)]
 MOST_GPUS = 1 << 20
 """Of a cluster, and so of anything in it."""
 Count = Annotated[int, Field(ge=1, le=MOST_GPUS)]

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from relax_infer.config.placed import MOST
 from relax_infer.config.scoring import JUDGE_PLACES, GenRM
 from relax_infer.config.violation import Violation
 
 if TYPE_CHECKING:
     from relax_infer.config.recipe import Recipe
 
+_FEWEST = (("rollout.prompts_per_step", 1), ("rollout.samples_per_prompt", 2))
+"""Of a step's samples, where no limit of them is high enough."""
 TINY_TASK = "tiny.sort4"
 """The task that the tiny models can read, and no other model."""
 
@@ -164,8 +167,8 @@ def _teacher(recipe: Recipe) -> Iterator[Violation]:
             field,
             f"{teacher.max_logprob_cells}, one position with distillation.top_k"
             f" {distillation.top_k} may need {cells}.",
-            "Raise it.",
-            ((field, cells),),
+            "Raise it, or lower distillation.top_k.",
+            ((field, cells),) if cells <= MOST else (("distillation.top_k", 1),),
         )
 
 
@@ -216,7 +219,7 @@ def _size_of_a_step(recipe: Recipe) -> Iterator[Violation]:
             f"{total} samples a step with rollout.samples_per_prompt"
             f" {rollout.samples_per_prompt}, staging.max_samples is {staging.max_samples}.",
             "Lower the former, or raise the limit if memory and store allow.",
-            (("staging.max_samples", total),),
+            (("staging.max_samples", total),) if total <= MOST else _FEWEST,
         )
     limit, most = "rollout.sampling.max_new_tokens", rollout.sampling.max_new_tokens
     if rollout.environment is not None:
@@ -229,7 +232,7 @@ def _size_of_a_step(recipe: Recipe) -> Iterator[Violation]:
             f"{most} x {total} samples is {tokens} tokens a step, staging.max_tokens is"
             f" {staging.max_tokens}.",
             "Lower the former, or raise the limit if memory and store allow.",
-            (("staging.max_tokens", tokens),),
+            (("staging.max_tokens", tokens),) if tokens <= MOST else ((limit, 1),),
         )
     mini_batches = recipe.train.mini_batches
     if mini_batches > total:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from relax_infer.config.load import RecipeError
 from relax_infer.config.placed import Engine
 from relax_infer.config.recipe import Recipe
+from relax_infer.contracts.counted import counted
 
 
 def require_runnable(recipe: Recipe) -> None:
@@ -38,7 +39,7 @@ def _beyond(recipe: Recipe) -> Iterator[str]:
     if critic is not None and critic.ranks != recipe.train.ranks:
         yield (
             f"critic.ranks: {critic.ranks}, runs train the critic on the trainer's own"
-            f" {recipe.train.ranks} ranks"
+            f" {counted(recipe.train.ranks, 'rank')}"
         )
     rollout = recipe.rollout
     if rollout.external:

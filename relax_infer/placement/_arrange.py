@@ -1,13 +1,15 @@
 """Bundles for every demand: a pool for each role, or one pool by mode or by layout script."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_infer.config import Recipe
 from relax_infer.config.placed import Scalar
+from relax_infer.contracts.counted import counted
 from relax_infer.placement._demands import SCORERS, Demand, deferred_roles, mode_of
 from relax_infer.placement._engine_rules import tensor_parallel
+from relax_infer.placement._size_rules import raised
+from relax_infer.placement.alignment import Row, line_up
 from relax_infer.placement.layout import (
     Block,
     Fault,
@@ -57,7 +59,7 @@ def _own_pools(
     made = Arrangement("decoupled", {}, [], list(training))
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
-        starts, needed = _line_up(recipe, mine)
+        starts, needed = line_up(_rows(mine), 0, _node(recipe))
         made.pools[role] = needed
         if role == "rollout":
             made.pools[role] = max(needed, recipe.rollout.num_gpus or 0)
@@ -68,14 +70,15 @@ def _own_pools(
     total = sum(made.pools.values())
     if total > recipe.cluster.gpus:
         parts = ", ".join(f"{pool}={size}" for pool, size in made.pools.items())
-        made.violations.append(
-            Violation(
-                "cluster.gpus",
-                f"the pools need {total} GPUs ({parts}), the cluster has {recipe.cluster.gpus}.",
-                f"Raise it to {total}, or lower replicas and ranks.",
-                (("cluster.gpus", total),),
-            )
+        rule = (
+            f"the pools need {counted(total, 'GPU')} ({parts}), the cluster has"
+            f" {recipe.cluster.gpus}."
         )
+        lower = "Lower replicas and ranks."
+        cure, settings = raised(
+            recipe, total, f"Raise it to {total}, or lower replicas and ranks.", lower, demands
+        )
+        made.violations.append(Violation("cluster.gpus", rule, cure, settings))
     return made
 
 
@@ -86,9 +89,9 @@ def _by_mode(recipe: Recipe, demands: Sequence[Demand], made: Arrangement) -> No
     groups += [[d for d in demands if d.role == role] for role in deferred]
     starts: dict[str, int] = {}
     for group in groups:
-        found, needed = _line_up(recipe, group)
+        found, needed = line_up(_rows(group), 0, _node(recipe))
         starts.update({d.field: start for d, start in zip(group, found, strict=True)})
-        made.violations += _too_large(group, needed, made.pools)
+        made.violations += _too_large(recipe, group, needed, made.pools)
     for demand in demands:
         late = demand.role in deferred
         made.placements.append(_placement(recipe, demand, starts[demand.field], POOL, late=late))
@@ -123,12 +126,11 @@ def _by_layout(recipe: Recipe, script: str, demands: Sequence[Demand], made: Arr
         return
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
-        offsets, _ = _line_up(recipe, mine)
-        for demand, offset in zip(mine, offsets, strict=True):
-            start, late = layout.starts[role] + offset, role in deferred
+        for demand, start in zip(mine, layout.starts[role], strict=True):
+            late = role in deferred
             made.placements.append(_placement(recipe, demand, start, POOL, late=late))
     made.training = [
-        replace(t, bundle_start=layout.starts[t.role]) if t.pool == POOL else t
+        replace(t, bundle_start=layout.starts[t.role][0]) if t.pool == POOL else t
         for t in made.training
     ]
     made.turns = list(layout.phases)
@@ -138,27 +140,8 @@ def _node(recipe: Recipe) -> int:
     return recipe.cluster.gpus_per_node or recipe.cluster.gpus
 
 
-def _line_up(recipe: Recipe, demands: Iterable[Demand]) -> tuple[list[int], int]:
-    """First bundle of each demand, one after another, and the bundle after the last.
-
-    An engine begins at a multiple of its size in its node, or at a node's first GPU.
-    """
-    node, cursor = _node(recipe), 0
-    starts: list[int] = []
-    for demand in demands:
-        unit = _unit(demand, node)
-        if unit == node and demand.gpus_per_replica < node:
-            fits = cursor % node + demand.num_gpus <= node
-            unit = 1 if fits else node
-        cursor = -(-cursor // unit) * unit
-        starts.append(cursor)
-        cursor += demand.num_gpus
-    return starts, cursor
-
-
-def _unit(demand: Demand, node: int) -> int:
-    size = demand.gpus_per_replica
-    return size if size < node and node % size == 0 else node
+def _rows(demands: Iterable[Demand]) -> tuple[Row, ...]:
+    return tuple(Row(d.replicas, d.gpus_per_replica) for d in demands)
 
 
 def _placement(
@@ -191,7 +174,7 @@ def _each_too_large(demands: Sequence[Demand], pools: Mapping[str, int]) -> list
     return [
         Violation(
             f"{d.field}.replicas",
-            f"{d.replicas} replicas x {d.gpus_per_replica} GPUs need {d.num_gpus} GPUs,"
+            f"its engines need {counted(d.num_gpus, 'GPU')} ({d.replicas} x {d.gpus_per_replica}),"
             f" the pool has {_size(pool, alone)}.",
             f"Lower replicas or gpus_per_replica, or raise cluster.gpus to {d.num_gpus + alone}.",
             (("cluster.gpus", d.num_gpus + alone),),
@@ -201,32 +184,37 @@ def _each_too_large(demands: Sequence[Demand], pools: Mapping[str, int]) -> list
     ]
 
 
-def _too_large(demands: Sequence[Demand], needed: int, pools: Mapping[str, int]) -> list[Violation]:
+def _too_large(
+    recipe: Recipe, demands: Sequence[Demand], needed: int, pools: Mapping[str, int]
+) -> list[Violation]:
     """Of one phase: each demand on its own, and all together."""
     pool, alone = pools[POOL], _alone(pools)
     found = _each_too_large(demands, pools)
-    if len(demands) < 2 or needed <= pool:
+    if needed <= pool or (found and len(demands) == 1):
         return found
     by_role: dict[str, int] = {}
     for demand in demands:
         by_role[demand.role] = by_role.get(demand.role, 0) + demand.num_gpus
     if by_role.get("rollout") == by_role.get("genrm") == pool:
-        rule = f"Same-phase Rollout and GenRM would share the same {pool} GPUs."
+        rule = f"Same-phase Rollout and GenRM would share the same {counted(pool, 'GPU')}."
         cure = "Set mode to defer and leave defer_roles out, to enable explicit defer."
-        settings: tuple[tuple[str, Scalar], ...] = (("mode", "defer"), ("defer_roles", None))
-        return [*found, Violation("mode", rule, cure, settings)]
+        turns = (("mode", "defer"), ("defer_roles", None))
+        return [*found, Violation("mode", rule, cure, turns)]
     parts = ", ".join(f"{role}={gpus}" for role, gpus in by_role.items())
     if lost := needed - sum(by_role.values()):
         parts += f", {lost} unused so that engines begin where their nodes allow"
-    cure = f"Raise it to {needed + alone}, lower replicas, or let roles take turns (mode defer)."
+    turn = "lower replicas, or let roles take turns (mode defer)."
+    larger = f"Raise it to {needed + alone}, {turn}"
+    cure, settings = raised(recipe, needed + alone, larger, turn.capitalize(), demands)
     if needed - lost <= pool:
         cure += " Key layout may place what the fixed order of roles cannot."
     found.append(
         Violation(
             "cluster.gpus",
-            f"Combined inference needs {needed} GPUs ({parts}), the pool has {_size(pool, alone)}.",
+            f"Combined inference needs {counted(needed, 'GPU')} ({parts}), the pool has"
+            f" {_size(pool, alone)}.",
             cure,
-            (("cluster.gpus", needed + alone),),
+            settings,
         )
     )
     return found
@@ -249,7 +237,7 @@ def _ranks(recipe: Recipe, made: Arrangement) -> list[Violation]:
     return [
         Violation(
             "train.ranks",
-            f"{ranks} ranks need as many GPUs, the pool has {_size(pool, alone)}.",
+            f"each rank needs a GPU, {ranks} in all; the pool has {_size(pool, alone)}.",
             f"Lower it, or raise cluster.gpus to {ranks + alone}.",
             (("cluster.gpus", ranks + alone),),
         )
@@ -262,12 +250,13 @@ def _blocks(
     blocks: dict[str, Block] = {}
     for role in dict.fromkeys(d.role for d in demands):
         mine = [d for d in demands if d.role == role]
-        about = " + ".join(f"{d.replicas} replicas x {d.gpus_per_replica}" for d in mine)
-        align = math.lcm(*(_unit(d, _node(recipe)) for d in mine))
-        blocks[role] = Block(_line_up(recipe, mine)[1], align, about)
+        about = " + ".join(f"{counted(d.replicas, 'replica')} x {d.gpus_per_replica}" for d in mine)
+        blocks[role] = Block(_rows(mine), _node(recipe), about)
     for t in training:
         if t.pool == POOL:
-            blocks[t.role] = Block(t.num_gpus, 1, f"{t.num_gpus} ranks")
+            blocks[t.role] = Block(
+                (Row(t.num_gpus, 1),), _node(recipe), counted(t.num_gpus, "rank")
+            )
     return blocks
 
 

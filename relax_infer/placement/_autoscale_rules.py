@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from relax_infer.config import Recipe
 from relax_infer.config.autoscale import AutoscaleRule
+from relax_infer.config.placed import MOST_GPUS, Scalar
+from relax_infer.contracts.counted import counted
 from relax_infer.placement._demands import Demand, mode_of
 from relax_infer.placement.placed import Violation
 
@@ -22,8 +24,8 @@ def autoscale_violations(recipe: Recipe, demands: Sequence[Demand], placed: int)
                 "autoscale",
                 f"in mode {mode} the roles take turns on shared GPUs: a replica more would have"
                 " none, or would stay while another role has its turn.",
-                "Set mode to decoupled, or remove the section.",
-                (("mode", "decoupled"),),
+                "Remove the section, or set mode to decoupled.",
+                (("autoscale", None),),
             )
         ]
     found: list[Violation] = []
@@ -35,15 +37,15 @@ def autoscale_violations(recipe: Recipe, demands: Sequence[Demand], placed: int)
             max(0, rule.max_replicas - d.replicas) * d.gpus_per_replica for d in _meant(rule, mine)
         )
     if not found and needed > recipe.cluster.gpus:
-        found.append(
-            Violation(
-                "autoscale",
-                f"with every model at its max_replicas the run needs {needed} GPUs, the cluster has"
-                f" {recipe.cluster.gpus}.",
-                f"Raise cluster.gpus to {needed}, or lower max_replicas.",
-                (("cluster.gpus", needed),),
-            )
+        settings: tuple[tuple[str, Scalar], ...] = (("cluster.gpus", needed),)
+        cure = f"Raise cluster.gpus to {needed}, or lower max_replicas."
+        if needed > MOST_GPUS:
+            cure, settings = "Lower max_replicas, or remove the section.", (("autoscale", None),)
+        rule = (
+            f"with every model at its max_replicas the run needs {counted(needed, 'GPU')}, the"
+            f" cluster has {recipe.cluster.gpus}."
         )
+        found.append(Violation("autoscale", rule, cure, settings))
     return found
 
 
@@ -60,19 +62,20 @@ def _rule(field: str, rule: AutoscaleRule, demands: Sequence[Demand]) -> Iterato
             f"Name {', '.join(sorted(known))}, or leave it out.",
             ((f"{field}.models", None),),
         )
-    for demand in _meant(rule, demands):
-        if rule.min_replicas < demand.replicas:
-            yield Violation(
-                f"{field}.min_replicas",
-                f"it is {rule.min_replicas}, {demand.model_id} begins with {demand.replicas}"
-                " replicas, and those always stay.",
-                f"Raise it to {demand.replicas}, or lower {demand.field}.replicas.",
-                tuple(
-                    (f"{field}.{name}", demand.replicas)
-                    for name in ("min_replicas", "max_replicas")
-                    if getattr(rule, name) < demand.replicas
-                ),
-            )
+    meant = _meant(rule, demands)
+    most = max((demand.replicas for demand in meant), default=0)
+    for demand in [d for d in meant if d.replicas == most and d.replicas > rule.min_replicas][:1]:
+        yield Violation(
+            f"{field}.min_replicas",
+            f"it is {rule.min_replicas}, {demand.model_id} begins with {demand.replicas} replicas,"
+            " and those always stay.",
+            f"Raise it to {demand.replicas}, or lower {demand.field}.replicas.",
+            tuple(
+                (f"{field}.{name}", demand.replicas)
+                for name in ("min_replicas", "max_replicas")
+                if getattr(rule, name) < demand.replicas
+            ),
+        )
 
 
 def _meant(rule: AutoscaleRule, demands: Sequence[Demand]) -> list[Demand]:

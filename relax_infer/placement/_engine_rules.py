@@ -2,9 +2,12 @@
 
 import math
 
+from relax_infer.config.placed import MOST_GPUS
+from relax_infer.contracts.counted import counted
 from relax_infer.engines.flags import ALIASES, OWN, UNFENCED
 from relax_infer.engines.static import backup_faults, static_faults
 from relax_infer.placement._demands import Demand
+from relax_infer.placement.alignment import Row, can_line_up
 from relax_infer.placement.placed import Violation
 
 RESERVED_ARGS = frozenset(
@@ -158,7 +161,7 @@ def _attention(demand: Demand) -> list[Violation]:
         switch = f"{given.field.rpartition('.')[0]}.enable_dp_attention"
         rule = (
             f"dp_size {parts} without enable_dp_attention would start {parts} engines of"
-            f" {demand.gpus_per_replica} GPUs."
+            f" {counted(demand.gpus_per_replica, 'GPU')}."
         )
         cure = "Set enable_dp_attention to true, or remove dp_size and raise replicas."
         settings = ((enabled.field if enabled else switch, True),)
@@ -169,7 +172,7 @@ def _attention(demand: Demand) -> list[Violation]:
     return [
         Violation(
             f"{demand.field}.server_args.{dp}",
-            f"DP attention splits the {tensor} tensor-parallel GPUs in {parts} parts.",
+            f"DP attention splits {counted(tensor, 'tensor-parallel GPU')} in {parts} parts.",
             f"Use a {dp} that divides {tensor}, for instance {cure}.",
             ((given.field, cure),),
         )
@@ -182,6 +185,8 @@ def _nodes(demand: Demand, node: int) -> list[Violation]:
     field = f"{demand.field}.gpus_per_replica"
     if gpus > node and gpus % node:
         whole = -(-gpus // node) * node
+        if whole > MOST_GPUS:
+            whole -= node
         return [
             Violation(
                 field,
@@ -190,13 +195,13 @@ def _nodes(demand: Demand, node: int) -> list[Violation]:
                 ((field, whole),),
             )
         ]
-    if gpus < node and node % gpus and demand.num_gpus > node:
+    if gpus < node and not can_line_up(Row(demand.replicas, gpus), node):
         divisor = next(g for g in range(gpus, 0, -1) if node % g == 0)
         return [
             Violation(
                 field,
-                f"engines of {gpus} GPUs, one after another, would cross the boundary of a node"
-                f" of {node}.",
+                f"{demand.replicas} engines of {gpus} GPUs, one after another, would cross the"
+                f" boundary of a node of {node}.",
                 f"Use a size that divides {node}, for instance {divisor}.",
                 ((field, divisor),),
             )

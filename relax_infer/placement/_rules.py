@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from relax_infer.config import Recipe
-from relax_infer.config.placed import MOST_GPUS, ServerGroup
+from relax_infer.config.placed import ServerGroup
+from relax_infer.contracts.counted import counted
 from relax_infer.placement._demands import SCORERS, Demand, mode_of
-from relax_infer.placement.placed import TrainingPlacement, Violation
+from relax_infer.placement.placed import Violation
 
 
 def role_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Violation]:
@@ -19,32 +20,6 @@ def role_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Violation
     if mode_of(recipe) != "decoupled" and recipe.debug != "train_only":
         found += _offload(recipe, demands)
     return found
-
-
-def size_violation(
-    recipe: Recipe, demands: Sequence[Demand], training: Sequence[TrainingPlacement]
-) -> Violation | None:
-    """More than any cluster may have; the largest part is named."""
-    parts = [(f"{d.field}.replicas", d.num_gpus) for d in demands]
-    parts += [(_RANKS[t.role], t.num_gpus) for t in training]
-    total = sum(gpus for _, gpus in parts)
-    if total <= MOST_GPUS:
-        return None
-    field, gpus = max(parts, key=lambda part: part[1])
-    return Violation(
-        field,
-        f"it alone makes {gpus} GPUs, all parts {total}; a cluster has {MOST_GPUS} at most.",
-        "Lower it.",
-        ((field, 1),),
-    )
-
-
-_RANKS = {
-    "trainer": "train.ranks",
-    "critic": "critic.ranks",
-    "reference": "reference.ranks",
-    "actor_fwd": "actor_fwd.ranks",
-}
 
 
 def _names(demands: Sequence[Demand]) -> list[Violation]:
@@ -127,16 +102,18 @@ def _budget_rule(name: str, budget: int, demands: list[Demand], own_pool: bool) 
     needed = sum(d.num_gpus for d in demands)
     if len(demands) == 1 and budget % demands[0].gpus_per_replica:
         size = demands[0].gpus_per_replica
-        return f"{name} resource of {budget} GPUs is not a multiple of engines of {size}."
+        return (
+            f"{name} resource of {counted(budget, 'GPU')} is not a multiple of engines of {size}."
+        )
     models = {d.model_id: 0 for d in demands}
     for demand in demands:
         models[demand.model_id] += demand.num_gpus
     if name == "Teacher" and (budget % len(models) or len(set(models.values())) > 1):
         parts = ", ".join(f"{model}={gpus}" for model, gpus in models.items())
-        return f"{name} resource of {budget} GPUs does not divide evenly: {parts}."
+        return f"{name} resource of {counted(budget, 'GPU')} does not divide evenly: {parts}."
     if needed == budget or (name == "Rollout" and own_pool and needed < budget):
         return None
-    return f"{name} resource is {budget} GPUs, its engines need {needed}."
+    return f"{name} resource is {counted(budget, 'GPU')}, its engines need {needed}."
 
 
 def _deferred(recipe: Recipe) -> list[Violation]:

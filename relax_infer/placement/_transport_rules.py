@@ -21,8 +21,13 @@ def transport_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Viol
     policy = [demand for demand in demands if demand.role == "rollout"]
     size = recipe.cluster.gpus_per_node or recipe.cluster.gpus
     spans = any(d.gpus_per_replica > size for d in policy)
+    split = [
+        n
+        for n in ("pp_size", "dp_size", "attn_dp_size")
+        if any((d.size(n) or 1) > 1 for d in policy)
+    ]
     if transport == "process_group" and not apart and recipe.cluster.device != "cpu":
-        better = "disk" if spans else "tensor"
+        better = "disk" if spans or split else "tensor"
         found.append(
             Violation(
                 _FIELD,
@@ -42,11 +47,6 @@ def transport_violations(recipe: Recipe, demands: Sequence[Demand]) -> list[Viol
                 ((_FIELD, "disk"),),
             )
         )
-    split = [
-        n
-        for n in ("pp_size", "dp_size", "attn_dp_size")
-        if any((d.size(n) or 1) > 1 for d in policy)
-    ]
     if split:
         found.append(
             Violation(

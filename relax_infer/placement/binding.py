@@ -5,6 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, TransientError
 from relax_infer.placement.placed import POOL, InferencePlacementPlan, PlacementError
@@ -265,7 +266,8 @@ def _adopt(
     name = pool_name(run, pool)
     if group.bundle_count != gpus:
         raise PermanentError(
-            f"run {run} has a pool of {group.bundle_count} GPUs, its recipe says {gpus}.",
+            f"run {run} has a pool of {counted(group.bundle_count, 'GPU')}, its recipe says"
+            f" {gpus}.",
             cure="Choose another run id, or end the run first.",
         )
     for number, bundle in entry["bundles"].items():
@@ -382,7 +384,7 @@ async def _removed(made: "Iterable[asyncio.Future[PlacementGroup]]", timeout: fl
 
 
 def _told(sizes: Mapping[str, int]) -> str:
-    total = f"{sum(sizes.values())} GPUs"
+    total = counted(sum(sizes.values()), "GPU")
     if len(sizes) == 1:
         return total
     return f"{total} ({', '.join(f'{pool}={size}' for pool, size in sizes.items())})"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from relax_infer.contracts.counted import are, counted
 from relax_infer.engines.orphans import Orphan
 from relax_infer.placement.facts import ActorFacts, ClusterFacts, NodeFacts
 from relax_infer.placement.findings import Finding
@@ -36,7 +37,8 @@ def held(cluster: ClusterFacts) -> Iterator[Finding]:
         devices = {process.gpu for process in node.processes}
         listed = "; ".join(str(process) for process in node.processes)
         if len(devices) > reserved:
-            text = f"{len(devices)} GPUs are in use and Ray has {reserved:g} reserved: {listed}."
+            used = f"{counted(len(devices), 'GPU')} {are(len(devices))} in use"
+            text = f"{used} and Ray has {reserved:g} reserved: {listed}."
             cure = "End these processes, or take the GPUs out of Ray (CUDA_VISIBLE_DEVICES)."
             yield Finding(where, "missing", text, cure)
         elif devices:

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations
 
+from relax_infer.contracts.counted import counted
+from relax_infer.placement.alignment import Row, line_up
+
 NAMES = {
     "rollout": "rollout",
     "genrm": "genrm",
@@ -64,11 +67,23 @@ class Holder:
 class Block:
     """What a role needs of the pool, whichever bundles it gets."""
 
-    gpus: int
-    align: int
-    """It may begin at multiples of this bundle number."""
+    rows: tuple[Row, ...]
+    """Its engines, model after model; or its ranks, which may be anywhere."""
+    node: int
+    """GPUs of a node."""
     about: str
     """How the recipe makes the number, for messages."""
+
+    @property
+    def gpus(self) -> int:
+        """With those between its engines when the first begins as low as it may in a node."""
+        starts, stop = line_up(self.rows, 0, self.node)
+        return stop - starts[0]
+
+    @property
+    def least(self) -> int:
+        """Wherever it begins."""
+        return sum(row.gpus for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -99,8 +114,8 @@ class LayoutError(ValueError):
 class Layout:
     """Where each role begins, and who is in which phase."""
 
-    starts: Mapping[str, int]
-    """First bundle by role."""
+    starts: Mapping[str, tuple[int, ...]]
+    """By role the first bundle of each of its rows."""
     phases: tuple[tuple[str, ...], ...]
     """Roles of each phase, in the script's order."""
 
@@ -157,8 +172,9 @@ def plan_layout(script: str, pool: int, blocks: Mapping[str, Block]) -> Layout |
         return tuple(faults)
     # Whatever placement there is, pushed down to bundle 0 it is the first fit of one of the orders.
     for order in permutations(_first_holders(phases)):
-        starts, lacking = _place(order, phases, pool, blocks)
+        spans, lacking = _place(order, phases, pool, blocks)
         if not lacking:
+            starts = {role: span.starts for role, span in spans.items()}
             return Layout(starts, tuple(tuple(h.role for h in phase) for phase in phases))
         if not faults:  # of the script's own order
             faults = [_no_room(holder, phases, pool, blocks) for holder in lacking]
@@ -170,17 +186,17 @@ def _place(
     phases: Sequence[Sequence[Holder]],
     pool: int,
     blocks: Mapping[str, Block],
-) -> tuple[dict[str, int], list[Holder]]:
-    """First bundles, each role as low as those before it allow, and the roles without room."""
-    starts: dict[str, int] = {}
+) -> "tuple[dict[str, _Span], list[Holder]]":
+    """Each role as low as those before it allow, and the roles without room."""
+    spans: dict[str, _Span] = {}
     lacking: list[Holder] = []
     for holder in order:
-        start = _first_fit(holder.role, starts, phases, pool, blocks)
-        if start is None:
+        span = _first_fit(holder.role, spans, phases, pool, blocks)
+        if span is None:
             lacking.append(holder)
         else:
-            starts[holder.role] = start
-    return starts, lacking
+            spans[holder.role] = span
+    return spans, lacking
 
 
 def _tokens(script: str) -> Iterator[tuple[str, str, int]]:
@@ -258,48 +274,60 @@ def _shares(
         if gpus != int(gpus):
             yield Fault(
                 holder.position,
-                f"{holder} of {pool} GPUs is {float(gpus):g}, not whole ones.",
+                f"{holder} of {counted(pool, 'GPU')} is {float(gpus):g}, not whole ones.",
             )
             continue
         if known.setdefault(holder.role, int(gpus)) != gpus:
             yield Fault(
                 holder.position,
-                f"{holder} is {int(gpus)} GPUs, an earlier phase has {known[holder.role]}:"
-                " a role keeps its slots.",
+                f"{holder} is {counted(int(gpus), 'GPU')}, an earlier phase has"
+                f" {known[holder.role]}: a role keeps its slots.",
             )
         elif gpus != block.gpus:
             yield Fault(
                 holder.position,
-                f"{holder} is {int(gpus)} of {pool} GPUs, the recipe configures"
+                f"{holder} is {int(gpus)} of {counted(pool, 'GPU')}, the recipe configures"
                 f" {block.gpus} ({block.about}).",
                 role=holder.role,
                 gpus=int(gpus),
             )
 
 
+@dataclass(frozen=True)
+class _Span:
+    """What a role has of the pool."""
+
+    starts: tuple[int, ...]
+    stop: int
+
+
 def _first_fit(
     role: str,
-    starts: Mapping[str, int],
+    spans: Mapping[str, _Span],
     phases: Sequence[Sequence[Holder]],
     pool: int,
     blocks: Mapping[str, Block],
-) -> int | None:
-    """The lowest start beside every placed role that it ever shares a phase with."""
-    beside = {
-        other.role
-        for phase in phases
-        if any(h.role == role for h in phase)
-        for other in phase
-        if other.role != role and other.role in starts
-    }
-    taken = [(starts[other], starts[other] + blocks[other].gpus) for other in beside]
-    block = blocks[role]
-    for bundle in sorted({0, *(stop for _, stop in taken)}):
-        start = -(-bundle // block.align) * block.align
-        stop = start + block.gpus
-        if stop <= pool and all(stop <= low or start >= high for low, high in taken):
-            return start
+) -> _Span | None:
+    """The lowest span beside every placed role that it ever shares a phase with."""
+    mine = [phase for phase in phases if any(h.role == role for h in phase)]
+    beside = {h.role for phase in mine for h in phase if h.role != role and h.role in spans}
+    shared = any(h.role == role and h.share is not None for phase in mine for h in phase)
+    taken = [spans[other] for other in beside]
+    for bundle in sorted({0, *(span.stop for span in taken)}):
+        span = _lowest(blocks[role], bundle, within_share=shared)
+        free = all(span.stop <= t.starts[0] or span.starts[0] >= t.stop for t in taken)
+        if free and span.stop <= pool:
+            return span
     return None
+
+
+def _lowest(block: Block, bundle: int, *, within_share: bool) -> _Span:
+    """From ``bundle`` on. Engines of several sizes may take more than the role's share there."""
+    while True:
+        starts, stop = line_up(block.rows, bundle, block.node)
+        if not within_share or stop - starts[0] <= block.gpus:
+            return _Span(starts, stop)
+        bundle = starts[0] + 1
 
 
 def _no_room(
@@ -309,14 +337,14 @@ def _no_room(
     blocks: Mapping[str, Block],
 ) -> Fault:
     for number, phase in enumerate(phases):
-        needed = sum(blocks[h.role].gpus for h in phase)
+        needed = sum(blocks[h.role].least for h in phase)
         if any(h.role == holder.role for h in phase) and needed > pool:
             return Fault(
                 next(h.position for h in phase if h.role == holder.role),
-                f"phase {number + 1} needs {needed} GPUs, the pool has {pool}.",
+                f"phase {number + 1} needs {counted(needed, 'GPU')}, the pool has {pool}.",
             )
     return Fault(
         holder.position,
-        f"{holder} finds no slots that stay the same in all its phases and begin at a multiple of"
-        f" {blocks[holder.role].align}.",
+        f"{holder} finds no slots that stay the same in all its phases and that engines may begin"
+        f" in: none may cross the end of a node of {blocks[holder.role].node}.",
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
+from relax_infer.contracts.counted import counted
 from relax_infer.placement.placed import InferencePlacementPlan, Phase, Placement, Slot
 
 COLOURS: Mapping[str, str] = {
@@ -101,11 +102,11 @@ def slot_size(plan: InferencePlacementPlan, slot: Slot) -> str:
     """Engines and their GPUs, or ranks, in words."""
     placement = _placement(plan, slot)
     if placement is None:
-        return f"{slot.bundle_stop - slot.bundle_start} ranks"
+        return counted(slot.bundle_stop - slot.bundle_start, "rank")
     kind = "" if placement.worker_type == "regular" else f"{placement.worker_type} "
     nodes = placement.nodes_per_engine
     over = f" over {nodes} nodes" if nodes > 1 else ""
-    return f"{placement.replicas} {kind}x {placement.gpus_per_engine} GPUs{over}"
+    return f"{placement.replicas} {kind}x {counted(placement.gpus_per_engine, 'GPU')}{over}"
 
 
 def placement_svg(plan: InferencePlacementPlan, *, inline: bool = False) -> str:
@@ -122,7 +123,7 @@ def placement_svg(plan: InferencePlacementPlan, *, inline: bool = False) -> str:
     widths = [max(cells, int(len(title) * _LETTER_WIDTH) + 4) for title in titles]
     lefts = [_LABEL + sum(widths[:k]) + k * _BETWEEN for k in range(len(widths))]
     where = f"{len(rows)} nodes" if len(rows) != 1 else "one node"
-    head = f"mode {plan.mode}, {plan.total_required_gpus} GPUs on {where}"
+    head = f"mode {plan.mode}, {counted(plan.total_required_gpus, 'GPU')} on {where}"
     longest = max((len(text) for _, text in labels), default=0)
     texts = max(len(head) * _LETTER_WIDTH, longest * _LETTER_WIDTH + 24)
     width = int(max(sum(widths) + _LABEL + len(widths) * _BETWEEN, texts + _EDGE)) + _EDGE

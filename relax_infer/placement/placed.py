@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from relax_infer.config.violation import Violation
+from relax_infer.contracts.counted import are, counted
 from relax_infer.contracts.engines import Role
 from relax_infer.contracts.failures import PermanentError
+from relax_infer.placement.alignment import may_begin
 
 POOL = "pool"
 """The pool that roles share in modes defer and split."""
@@ -271,11 +273,26 @@ def _faults(plan: InferencePlacementPlan) -> Iterator[Violation]:
             yield Violation(part.role, rule, cure)
     for placement in plan.placements:
         if placement.gpus_per_engine < 1 or placement.num_gpus % placement.gpus_per_engine:
-            rule = f"{placement.num_gpus} GPUs are no whole engines of {placement.gpus_per_engine}."
+            there = f"{counted(placement.num_gpus, 'GPU')} {are(placement.num_gpus)}"
+            rule = f"{there} no whole engines of {placement.gpus_per_engine}."
+            yield Violation(placement.role, rule, cure)
+            continue
+        if (bundle := _crosses(placement)) is not None:
+            rule = (
+                f"its engine of {counted(placement.gpus_per_engine, 'GPU')} may not begin at bundle"
+                f" {bundle}: nodes have {placement.num_gpus_per_node}."
+            )
             yield Violation(placement.role, rule, cure)
     if plan.total_required_gpus != sum(sizes.values()):
         rule = f"{plan.total_required_gpus} is not the sum of the pools, {sum(sizes.values())}."
         yield Violation("total_required_gpus", rule, cure)
+
+
+def _crosses(placement: Placement) -> int | None:
+    """The first bundle at which one of its engines begins and may not."""
+    size, node = placement.gpus_per_engine, placement.num_gpus_per_node
+    starts = range(placement.bundle_start, placement.bundle_stop, size)
+    return next((start for start in starts if not may_begin(size, start, node)), None)
 
 
 Part = TypeVar("Part", Placement, TrainingPlacement, Slot)

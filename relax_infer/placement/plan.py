@@ -9,10 +9,17 @@ from relax_infer.placement._arrange import Arrangement, arrange, unused_layout
 from relax_infer.placement._autoscale_rules import autoscale_violations
 from relax_infer.placement._demands import Demand, inference_demands, training_demands
 from relax_infer.placement._engine_rules import engine_violations
-from relax_infer.placement._rules import role_violations, size_violation
+from relax_infer.placement._rules import role_violations
+from relax_infer.placement._size_rules import size_violations
 from relax_infer.placement._transport_rules import transport_violations
+from relax_infer.placement.cures import with_uncovered
 from relax_infer.placement.phases import phases_of
-from relax_infer.placement.placed import InferencePlacementPlan, PlacementError, TrainingRole
+from relax_infer.placement.placed import (
+    InferencePlacementPlan,
+    PlacementError,
+    TrainingRole,
+    Violation,
+)
 from relax_infer.placement.ray_shares import Claim, computed_shares, share_violations
 
 _SHARE_FIELDS: Mapping[TrainingRole, str] = {
@@ -32,30 +39,39 @@ def plan_inference_placement(recipe: Recipe) -> InferencePlacementPlan:
 
     Raises:
         PlacementError: with every violation, those of rules that have nothing to do with placement
-            among them.
+            among them, and what their cures would uncover behind them.
     """
-    broken = broken_rules(recipe)
+    made, violations = _looked_at(recipe)
+    if made is None:
+        found = with_uncovered(recipe, violations, lambda cured: _looked_at(cured)[1])
+        subject = "used" if broken_rules(recipe) else "placed"
+        raise PlacementError(found, f"the recipe cannot be {subject}")
+    return made
+
+
+def _looked_at(recipe: Recipe) -> tuple[InferencePlacementPlan | None, list[Violation]]:
+    """The plan, or every violation that can be told of the recipe as it is."""
+    violations = broken_rules(recipe)
     demands, training = inference_demands(recipe), training_demands(recipe)
-    violations = broken + role_violations(recipe, demands) + unused_layout(recipe)
+    violations += role_violations(recipe, demands) + unused_layout(recipe)
     violations += transport_violations(recipe, demands)
     for demand in demands:
         violations += engine_violations(demand, recipe.cluster.gpus_per_node)
-    if (absurd := size_violation(recipe, demands, training)) is not None:
-        raise PlacementError([*violations, absurd])  # nothing of that size is laid out
+    if absurd := size_violations(recipe, demands, training):
+        return None, [*violations, *absurd]  # nothing of that size is laid out
     made = arrange(recipe, demands, training)
     violations += made.violations
     violations += autoscale_violations(recipe, demands, sum(made.pools.values()))
     claims = _claims(made, demands)
     violations += share_violations(claims, made.pools)
     if violations:
-        subject = "the recipe cannot be used" if broken else "the recipe cannot be placed"
-        raise PlacementError(list(dict.fromkeys(violations)), subject)
+        return None, violations
     computed = computed_shares(claims, made.pools)
     placements = [
         replace(p, ray_gpu_fraction=computed[p.pool]) if d.engine.ray_gpu_fraction == "auto" else p
         for p, d in zip(made.placements, demands, strict=True)
     ]
-    return InferencePlacementPlan(
+    plan = InferencePlacementPlan(
         mode=made.mode,
         placements=tuple(placements),
         total_required_gpus=sum(made.pools.values()),
@@ -64,6 +80,7 @@ def plan_inference_placement(recipe: Recipe) -> InferencePlacementPlan:
         training=tuple(made.training),
         phases=phases_of(made.turns, placements, made.training),
     )
+    return plan, []
 
 
 def _claims(made: Arrangement, demands: Sequence[Demand]) -> list[Claim]:

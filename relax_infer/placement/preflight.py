@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from relax_infer.config import Recipe, RecipeError, require_runnable
+from relax_infer.contracts.counted import are, counted
 from relax_infer.placement.facts import ClusterFacts, NodeFacts, RouterFacts, Wanted
 from relax_infer.placement.findings import Finding
 from relax_infer.placement.held import held
@@ -79,7 +80,7 @@ def _room(
     idle = [node.idle() for node in nodes]
     if never := shortage(total, idle):
         cure = "Add nodes, or lower cluster.gpus in the recipe."
-        yield Finding("cluster", "missing", f"{total} GPUs are needed: {never}", cure)
+        yield Finding("cluster", "missing", f"{_needed(total)}: {never}", cure)
         return
     shape = None if plan is None else unfit_shape(plan, idle)
     if isinstance(shape, PlacementError):
@@ -89,10 +90,10 @@ def _room(
         return
     if busy := shortage(total, nodes):
         cure = "Wait for those who hold the GPUs, or end them (relax-infer stop)."
-        yield Finding("cluster", "missing", f"{total} GPUs are needed: {busy}", cure)
+        yield Finding("cluster", "missing", f"{_needed(total)}: {busy}", cure)
         return
     free = sum(node.free_bundles for node in nodes)
-    text = f"{total} GPUs are needed, {free} are free on {len(nodes)} nodes"
+    text = f"{_needed(total)}, {free} {are(free)} free on {counted(len(nodes), 'node')}"
     yield Finding("cluster", "ok", text)
     if isinstance(shape, Undecided):
         yield _undecided(shape, "these nodes")
@@ -103,6 +104,10 @@ def _room(
         text = f"what is free now is in pieces; {now.violations[0]}"
         cure = "Wait until whole nodes are free."
         yield Finding("cluster", "note", text, cure)
+
+
+def _needed(gpus: int) -> str:
+    return f"{counted(gpus, 'GPU')} {are(gpus)} needed"
 
 
 def _undecided(shape: Undecided, where: str) -> Finding:
@@ -132,10 +137,10 @@ def _ports(facts: Iterable[NodeFacts], asked: Wanted) -> Iterator[Finding]:
     told = [node for node in facts if node.silent is None]
     faulty = [node for node in told if node.port_fault is not None]
     for node in faulty:
-        text = f"{asked.ports} ports cannot be had at {node.node_ip}: {node.port_fault}."
+        text = f"{counted(asked.ports, 'port')} cannot be had at {node.node_ip}: {node.port_fault}."
         yield Finding(f"node {node.node_ip}", "missing", text, "End what listens there.")
     if told and not faulty:
-        yield Finding("ports", "ok", f"{asked.ports} are free on every node")
+        yield Finding("ports", "ok", f"{asked.ports} {are(asked.ports)} free on every node")
 
 
 def _disk(recipe: Recipe, facts: Sequence[NodeFacts]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.placement.placed import InferencePlacementPlan, PlacementError
 from relax_infer.placement.shapes import LOOKS, can_spread, cuts_of, find_spread, in_need
@@ -58,9 +59,10 @@ def shortage(bundles: int, nodes: Sequence[NodeRoom]) -> str | None:
     useful = sorted((n for n in nodes if n.gpus), key=lambda n: (n.free_bundles, n.node_id))
     told = [_lack(node) for node in useful[:_NAMED]]
     if len(useful) > _NAMED:
-        told.append(f"and {len(useful) - _NAMED} nodes more")
+        told.append(f"and {counted(len(useful) - _NAMED, 'node')} more")
     if len(useful) < len(nodes):
-        told.append(f"{len(nodes) - len(useful)} nodes have no GPU")
+        idle = len(nodes) - len(useful)
+        told.append(f"{counted(idle, 'node')} without a GPU")
     where = "; ".join(told) or "the cluster has no node"
     return f"{which} {bundles} (1 GPU and 1 CPU each) {finds} no room: {where}."
 
@@ -86,7 +88,7 @@ def shortage_of(
             )
             told = [_lack(node) for node in useful[:_NAMED]]
             if len(useful) > _NAMED:
-                told.append(f"and {len(useful) - _NAMED} nodes more")
+                told.append(f"and {counted(len(useful) - _NAMED, 'node')} more")
             return f"no node has room for all {len(bundles)} bundles: {'; '.join(told)}."
     asked = Counter(
         kind.removeprefix("node:")
@@ -98,9 +100,9 @@ def shortage_of(
     for address, count in sorted(asked.items()):
         here = [node for node in nodes if node.node_ip == address]
         if not here:
-            return f"{count} bundles ask for node {address}, which the cluster does not have."
+            return f"node {address} is asked for by {_bundles(count)} and not in the cluster."
         if lacking := shortage(count, here):
-            return f"{count} bundles ask for node {address}: {lacking}"
+            return f"node {address} is asked for by {_bundles(count)}: {lacking}"
     return None
 
 
@@ -220,6 +222,10 @@ def _lack(node: NodeRoom) -> str:
     held = f", held by {', '.join(node.holders)}" if node.holders else ""
     room = f"has room for {node.free_bundles} and then " if node.free_bundles else ""
     return f"node {node.node_ip} ({node.node_id[:8]}) {room}lacks {' and '.join(lacking)}{held}"
+
+
+def _bundles(number: int) -> str:
+    return counted(number, "bundle")
 
 
 def _amount(number: float) -> str:

@@ -42,7 +42,7 @@ def test_a_plan_is_a_picture_of_every_gpu_in_every_phase(command: Command):
         ["node", "generate, evaluate", "judge", "teach", "train"],
         ["node 0", "R R", "G ·", "T ·", "A ·"],
     ]
-    assert "R  rollout policy: 2 x 1 GPUs" in shown.stdout
+    assert "R  rollout policy: 2 x 1 GPU" in shown.stdout
     assert "GPU by GPU: 1, 0.2" in shown.stdout
 
 
@@ -207,7 +207,7 @@ def test_a_live_plan_that_is_refused_is_looked_at_all_the_same(command: Command)
     shown = command(*REFUSED, "--live")
     assert shown.exit_code == 2, shown.output
     assert "MISSING ray: No local stack in" in shown.stdout
-    assert "train.ranks: 9 ranks need as many GPUs" in shown.stderr
+    assert "train.ranks: each rank needs a GPU, 9 in all" in shown.stderr
     document = json.loads(command(*REFUSED, "--live", "--json").stdout)
     fields = [v["field"] for v in document["violations"]]
     assert fields == ["train.ranks", "layout", "ray", "temporal server"]

@@ -47,7 +47,7 @@ def test_up_status_doctor_and_down(command: Command, home: Path):
         assert live.exit_code == 2, live.output
         told = {f["name"]: f for f in json.loads(live.stdout)["live"]["findings"]}
         assert [name for name, f in told.items() if f["result"] == "missing"] == ["worker"]
-        assert told["cluster"]["text"] == "2 GPUs are needed, 2 are free on 1 nodes"
+        assert told["cluster"]["text"] == "2 GPUs are needed, 2 are free on 1 node"
         assert told["disk"]["result"] in ("ok", "note")
         assert told["router"]["text"].startswith("is begun with each run; sglang-router")
         names = {"rollout.model": "/no/policy", "data.source": "file", "data.path": "/no/a.jsonl"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from relax_infer.compat.flags import Converted, FlagError, convert_flags, flags_of_script
-from relax_infer.config import Recipe, load_recipe
+from relax_infer.config import Recipe, RecipeError, load_recipe
 from relax_infer.config.runnable import require_runnable
 from relax_infer.placement import plan_inference_placement
 
@@ -262,10 +262,38 @@ def test_ppo_trains_a_critic_on_the_trainers_ranks():
         ),
         ("--colocate --rollout-num-gpus 4", "colocate", "the actor has no GPUs"),
         ("--sglang-config engines.yaml", "sglang-config", "rollout.server_groups"),
+        ("--hybrid", "hybrid", "mode alone says"),
+        ("--fully-async", "fully-async", "max_staleness"),
+        ("--offload-train --offload-rollout", "offload-rollout", "lets them go"),
+        ('--opd-teacher-routes {"math":"/t"}', "opd-teacher-routes", "teacher.extra_models"),
     ],
 )
 def test_what_has_no_counterpart_is_told(flags: str, flag: str, why: str):
     assert why in converted(flags).notes[flag]
+
+
+def test_a_judges_share_with_ray_is_its_engines():
+    """A share that none is, is refused in the planner's own words (contract 8.4)."""
+    base = "--genrm-model-path /judge --genrm-num-gpus 4 --genrm-ray-num-gpus"
+    done = converted(f"{base} 0.6")
+    assert done.recipe["genrm"]["engine"]["ray_gpu_fraction"] == 0.6
+    for share in ("-1", "true", "half", "1.5"):
+        done = converted(f"{base} {share}")
+        with pytest.raises(RecipeError, match="a share of one GPU must be a finite number"):
+            load_recipe(done.recipe | {"rollout": {"model": "/m"}, "cluster": {"gpus": 4}})
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--debug-train-only", "debug", "train_only"),
+        ("--debug-rollout-only", "debug", "rollout_only"),
+        ("--rollout-external", "rollout", {"external": True}),
+        ("--opd-teacher-key subject", "data", {"teacher_field": "subject"}),
+    ],
+)
+def test_switches_of_placement_are_fields(flags: str, key: str, value: Any):
+    assert converted(flags).recipe[key] == value
 
 
 @pytest.mark.parametrize(

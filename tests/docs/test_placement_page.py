@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "relax_infer"
 SOURCES = [
     *sorted((ROOM / "placement").glob("*.py")),
-    *(ROOM / name for name in ("config/placed.py", "contracts/faults.py")),
+    *(ROOM / name for name in ("config/placed.py", "config/rules.py", "contracts/faults.py")),
     *(ROOM / "engines" / name for name in ("static.py", "orphans.py")),
 ]
 READ = (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relax_infer.config import Recipe, load_recipe
+from relax_infer.config import Recipe, load_recipe, read_recipe
 from relax_infer.placement import (
     InferencePlacementPlan,
     PlacementError,
@@ -53,9 +53,10 @@ def plan(recipe: dict[str, Any], **overrides: Any) -> InferencePlacementPlan:
 
 
 def refused(recipe: dict[str, Any], **overrides: Any) -> tuple[Violation, ...]:
-    """Why it cannot be placed."""
+    """Why it cannot be placed, rules that have nothing to do with placement among them."""
+    keys = {key.replace("__", "."): value for key, value in overrides.items()}
     try:
-        made = plan(recipe, **overrides)
+        made = plan_inference_placement(read_recipe(recipe, keys))
     except PlacementError as error:
         return error.violations
     raise AssertionError(f"was placed: {made.to_dict()}")

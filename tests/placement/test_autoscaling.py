@@ -41,7 +41,7 @@ def test_roles_that_take_turns_cannot_have_more(mode: str):
     found = only(refused(recipe))
     assert found.field == "autoscale"
     assert f"in mode {mode} the roles take turns" in found.rule
-    assert found.settings == (("mode", "decoupled"),)
+    assert found.settings == (("autoscale", None),)
 
 
 def test_a_cluster_without_room_for_the_most_is_refused_with_what_it_needs():

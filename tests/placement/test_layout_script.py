@@ -202,12 +202,13 @@ def test_slots_are_found_in_whatever_order_a_phase_is_written(first: str) -> Non
 
 
 def test_slots_that_cannot_stay_are_refused() -> None:
-    """Engines of five and of three GPUs both begin at a node's first GPU."""
+    """Two engines of five GPUs are around the end of the first node, and leave no four of it."""
     (found,) = refused(
-        document(rollout=engine(3), genrm=engine(5, 5), teacher=engine(3, 3)),
+        document(gpus=16, rollout=engine(10, 5), genrm=engine(4, 4), teacher=engine(3, 3)),
         layout="rollout + genrm -> genrm + teacher -> actor",
     )
     assert "character 11: genrm finds no slots that stay the same" in found.rule
+    assert "none may cross the end of a node of 8" in found.rule
 
 
 @pytest.mark.parametrize(

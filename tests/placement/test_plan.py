@@ -12,6 +12,7 @@ from relax_infer.placement import (
     model_placement,
     plan_inference_placement,
 )
+from tests.placement.recipes import document, engine, read
 
 
 def violations(**overrides: Any) -> tuple[Violation, ...]:
@@ -88,10 +89,18 @@ def test_a_plan_that_cannot_be_is_not_read(part: str | None, key: str, value: An
     assert says in str(refused.value)
 
 
+def test_a_plan_whose_engine_crosses_a_node_is_not_read() -> None:
+    recipe = document(gpus=16, rollout=engine(4, 4))
+    made = plan_inference_placement(read(recipe)).to_dict()
+    made["placements"][0]["bundle_start"] = 6
+    with pytest.raises(PlacementError, match="its engine of 4 GPUs may not begin at bundle 6"):
+        InferencePlacementPlan.from_dict(made)
+
+
 def test_a_role_larger_than_the_pool_says_how_many_gpus_it_needs() -> None:
     (found,) = violations(teacher__engine={"gpus_per_replica": 4}, train__ray_gpu_fraction=0.1)
     assert found.field == "teacher.engine.replicas"
-    assert "need 4 GPUs, the pool has 2" in found.rule
+    assert "need 4 GPUs (1 x 4), the pool has 2" in found.rule
     assert "cluster.gpus to 4" in found.cure
 
 

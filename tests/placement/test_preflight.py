@@ -290,7 +290,7 @@ def test_a_process_on_a_gpu_that_ray_would_hand_out_is_missing() -> None:
     process = GpuProcess(gpu="3", pid=99, name="python", mib=115_000)
     told = (facts("1", processes=(process,)), facts("2"))
     found = refused(facts=told)
-    assert "1 GPUs are in use and Ray has 0 reserved" in found.text
+    assert "1 GPU is in use and Ray has 0 reserved" in found.text
     assert "process 99 python on GPU 3, 115000 MiB" in found.text
     one_more = replace(node("1"), gpus=9.0, cpus=9.0)
     found = judge(RECIPE, PLAN, ASKED, cluster(facts=told, nodes=(one_more, node("2"))))

@@ -39,6 +39,15 @@ def test_only_the_shares_that_ask_for_it_are_computed() -> None:
     assert {p.ray_gpu_fraction for p in full.placements} == {0.0}
 
 
+def test_a_judge_beside_the_rollout_reserves_as_much_as_anywhere() -> None:
+    """Contract 8.4 has 0.1 there by itself; here it is said, or computed."""
+    roles = document("split", rollout=engine(4), genrm=engine(4), ranks=4)
+    beside = "rollout + genrm -> actor"
+    assert {p.ray_gpu_fraction for p in plan(roles, layout=beside).placements} == {0.2}
+    (_, judge) = plan(roles, layout=beside, genrm__engine__ray_gpu_fraction=0.1).placements
+    assert judge.ray_gpu_fraction == 0.1
+
+
 def test_ppo_side_by_side_is_placed_since_heads_are_apart() -> None:
     assert plan(SPLIT, critic={"ranks": 8}).mode == "split"
 

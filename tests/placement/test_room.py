@@ -28,7 +28,7 @@ def test_a_bundle_without_a_gpu_is_named_with_what_each_node_lacks() -> None:
     assert shortage(17, [node("1"), node("2", cpus=4), node("3", gpus=0)]) == (
         "bundles 12 to 16 of 17 (1 GPU and 1 CPU each) find no room: node 10.0.0.2 (2-identi) has"
         " room for 4 and then lacks CPU (4 of 4 free); node 10.0.0.1 (1-identi) has room for 8 and"
-        " then lacks GPU (8 of 8 free) and CPU (8 of 8 free); 1 nodes have no GPU."
+        " then lacks GPU (8 of 8 free) and CPU (8 of 8 free); 1 node without a GPU."
     )
 
 
@@ -75,7 +75,7 @@ def test_bundles_of_a_node_need_room_there() -> None:
     assert shortage_of([pinned], [node("1"), node("2")]) is None
     text = shortage_of([pinned], [node("1", gpus=2), node("2")])
     assert text is not None
-    assert text.startswith("3 bundles ask for node 10.0.0.1: bundle 2 of 3")
+    assert text.startswith("node 10.0.0.1 is asked for by 3 bundles: bundle 2 of 3")
     alike = [{"GPU": 1.0, "CPU": 1.0}] * 8
     assert shortage_of([alike, alike], [node("1"), node("2")], on_one_node=True) is None
 

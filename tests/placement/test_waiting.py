@@ -86,7 +86,7 @@ async def test_a_node_that_bundles_ask_for_and_that_is_gone_ends_the_wait(
 ) -> None:
     wanted = {"pool": [{"GPU": 1.0, "CPU": 1.0, "node:10.0.0.9": 0.001}]}
     deadline = asyncio.get_running_loop().time() + 3600
-    with pytest.raises(TransientError, match=r"1 bundles ask for node 10\.0\.0\.9, which"):
+    with pytest.raises(TransientError, match=r"node 10\.0\.0\.9 is asked for by 1 bundle and"):
         await binding._placed("run", "pool", GROUP, wanted, deadline)
 
 

@@ -105,7 +105,7 @@ def test_a_critic_that_nothing_uses_or_that_has_ranks_of_its_own_is_refused() ->
     with pytest.raises(RecipeError, match=r"only train\.algorithm\.estimator ppo uses one"):
         require_runnable(load_recipe("quickstart", {"critic": {"ranks": 1}}))
     ppo = {"train.algorithm.estimator": "ppo"}
-    with pytest.raises(RecipeError, match="trainer's own 1 ranks"):
+    with pytest.raises(RecipeError, match="trainer's own 1 rank"):
         require_runnable(load_recipe("quickstart", {**ppo, "critic": {"ranks": 2}}))
     with pytest.raises(RecipeError, match="estimator: ppo, but the recipe has no critic section"):
         load_recipe("quickstart", ppo)
