@@ -8,6 +8,7 @@ from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError
 
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.lease import RoleInput
 from relax_infer.contracts.scale import (
     MemberAsk,
@@ -164,7 +165,7 @@ class ScaleDesk:
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
                 search_attributes=attributes(run=start.run.run, role=start.role),
-                static_summary=f"{model}: {request.num_replicas or request.engine_urls} replicas",
+                static_summary=f"{model}: {_wanted(request)}",
             )
             with suppress(ApplicationError):  # it has ended already
                 if self.closing:
@@ -235,6 +236,13 @@ class ScaleDesk:
         ended = [key for key, each in self._known.items() if each.status.ended]
         for key in ended[: max(0, len(ended) - REMEMBERED)]:
             del self._known[key]
+
+
+def _wanted(request: ScaleRequest) -> str:
+    """In the words of the web UI."""
+    if request.num_replicas is None:
+        return ", ".join(request.engine_urls)
+    return counted(request.num_replicas, "replica")
 
 
 def _makes_way(other: ScaleStatus, request: ScaleRequest) -> bool:

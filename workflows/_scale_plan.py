@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from relax_infer.contracts.counted import are, counted
 from relax_infer.contracts.external import ADDRESS
 from relax_infer.contracts.scale import Direction, Members, ScaleReplica, ScaleRequest
 from relax_infer.machines import ScaleEvent
@@ -46,7 +47,7 @@ def plan_scale(request: ScaleRequest, members: Members) -> ScalePlan:
 
 def _out(target: int, there: int) -> ScalePlan:
     if target <= there:
-        return ScalePlan(_E.TARGET_MET, "out", f"there are {there} replicas")
+        return ScalePlan(_E.TARGET_MET, "out", f"there {are(there)} {counted(there, 'replica')}")
     return ScalePlan(_E.OUT_STARTED, "out", create=target - there)
 
 
@@ -55,15 +56,15 @@ def _in(target: int, members: Members) -> ScalePlan:
     first, there = members.spec.replicas, len(members.spec.numbers)
     if target < first:
         return _refused(
-            f"{target} is below the {first} replicas that the group began with; only added ones are"
-            " removed",
+            f"{target} is below the {counted(first, 'replica')} that the group began with; only"
+            " added ones are removed",
             "in",
         )
     left = [record.replica for record in members.outsiders]
     added = [k for k in reversed(members.spec.numbers) if k >= first]
     remove = (*left, *added[: max(0, there - target)])
     if not remove:
-        return ScalePlan(_E.TARGET_MET, "in", f"there are {there} replicas")
+        return ScalePlan(_E.TARGET_MET, "in", f"there {are(there)} {counted(there, 'replica')}")
     return ScalePlan(_E.IN_STARTED, "in", remove=remove)
 
 

@@ -11,6 +11,7 @@ from temporalio.common import (
     TypedSearchAttributes,
 )
 
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.run import RunPlan
 
@@ -83,5 +84,6 @@ def _devices(bundles: Sequence[BundleBinding]) -> str:
     for bundle in bundles:
         nodes.setdefault((bundle.node_id, bundle.node_ip), []).append(str(bundle.gpu_id))
     told = [f"{ip}: {', '.join(gpus)}" for (_, ip), gpus in nodes.items()]
-    more = f"; and {len(told) - _NODES_SHOWN} nodes more" if len(told) > _NODES_SHOWN else ""
+    left = len(told) - _NODES_SHOWN
+    more = f"; and on {counted(left, 'more node')}" if left > 0 else ""
     return "; ".join(told[:_NODES_SHOWN]) + more

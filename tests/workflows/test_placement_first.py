@@ -84,7 +84,7 @@ async def test_gpus_are_told_node_by_node_and_of_many_nodes_the_first():
     assert placement_rows(made.model_copy(update={"groups": groups, "trainer": trainer})) == [
         (
             "GPUs of rollout policy",
-            "10.0.0.0: 0, 1; 10.0.0.1: 0, 1; 10.0.0.2: 0, 1; 10.0.0.3: 0, 1; and 1 nodes more",
+            "10.0.0.0: 0, 1; 10.0.0.1: 0, 1; 10.0.0.2: 0, 1; 10.0.0.3: 0, 1; and on 1 more node",
         ),
         ("GPUs of trainer", "10.0.0.0: 0, 1; 10.0.0.1: 0"),
     ]
