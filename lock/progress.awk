@@ -15,9 +15,12 @@ function told(words) {
 }
 
 /^ *Downloading / && $NF ~ /^[kMG]B\)$/ {
+  file = $2
+  sub(/.*\//, "", file)
+  sub(/-[0-9].*/, "", file)
   size = substr($(NF - 1), 2) + 0
   unit = substr($NF, 1, 2)
-  if (unit == "GB" || (unit == "MB" && size >= 50)) told("downloads " name ", " size " " unit)
+  if (unit == "GB" || (unit == "MB" && size >= 50)) told("downloads " file ", " size " " unit)
 }
 
 /^Installing collected packages/ && count == total {
