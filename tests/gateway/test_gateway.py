@@ -303,7 +303,9 @@ async def test_a_request_without_an_id_of_its_own_aborts_nobody_else() -> None:
         front.publish("genrm", upstream.url)
         for rid in ({}, {"rid": ""}, {"rid": None}, {"rid": 3}):
             assert (await post(f"{front.url}/genrm/generate", {"text": "x"} | rid))[0] == 504
-        await until(lambda: len(upstream.closed) == 4)
+        # on a busy machine one may be given up before the engine has read it
+        await until(lambda: len(upstream.closed) == len(upstream.posts))
+    assert upstream.posts
     assert upstream.aborts == []
 
 
