@@ -26,20 +26,30 @@ class Publication:
 
     Args:
         term: of the role's incarnation; a push of an earlier one is refused.
+        front: what :meth:`carry` gave before a continue-as-new.
     """
 
     def __init__(
-        self, start: RoleInput, term: int, groups: RoleGroups, externals: Externals
+        self,
+        start: RoleInput,
+        term: int,
+        groups: RoleGroups,
+        externals: Externals,
+        front: dict[str, Any] | None = None,
     ) -> None:
         self._start, self._groups, self._externals = start, groups, externals
         self.term = term
         self.behind = False
         """Whether something changed by itself since the last publication."""
-        self._front: FrontAddress | None = None
+        self._front = None if front is None else FrontAddress.model_validate(front)
         self._registry = InferenceRegistry(start.role, registry_epoch=str(workflow.uuid4()))
 
+    def carry(self) -> dict[str, Any] | None:
+        """Without the router's address the next history's first document would route nowhere."""
+        return None if self._front is None else self._front.model_dump(mode="json")
+
     def begin(self) -> None:
-        """The first document, of which nobody is told."""
+        """The first document, of which nobody is told; who asks is given it."""
         self._registry.publish(self._models(), routing=routing_of(self._start.groups))
 
     def document(self) -> dict[str, Any]:

@@ -69,7 +69,9 @@ class InferenceRole:
             carried.get("externals"),
         )
         term = int(carried.get("term", start.restarts * TERMS_PER_RESTART)) + 1
-        self._publication = Publication(start, term, self._groups, self._externals)
+        self._publication = Publication(
+            start, term, self._groups, self._externals, carried.get("front")
+        )
         self._doing = ""
         self._turn = asyncio.Lock()
         self._desk = ScaleDesk(start, self._mail, carried.get("scaling"))
@@ -118,6 +120,7 @@ class InferenceRole:
             "groups": self._groups.carry(),
             "fence": self._groups.fence.model_dump() if self._groups.fence else None,
             "term": self._publication.term,
+            "front": self._publication.carry(),
             "scaling": self._desk.carry(),
             "autoscaling": self._autoscaler.carry(),
             "externals": self._externals.carry(),

@@ -1,6 +1,7 @@
 """Lease, roles and engine groups continue as new in the middle of a run, and nothing is lost."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
@@ -8,6 +9,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from relax_infer.contracts.lease import LifecycleInput, RoleResult
 from relax_infer.contracts.mailbox import Answer, Ask
 from relax_infer.machines import RunState
+from tests.workflows.scaled_role import scaled_role
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_lease_updates import ask, lease_of
 from tests.workflows.test_training_run import (
@@ -138,3 +140,27 @@ async def test_a_group_that_is_asked_again_in_a_later_history_does_nothing_twice
         await handle.execute_update("resume")
         assert (await handle.result()).state is RunState.DONE
     nothing_was_broken(world)
+
+
+async def test_a_role_says_in_a_later_history_where_its_router_is(working_briefly: Working):
+    """A gateway that starts empty asks, maybe long before anything is published again."""
+    world = ScriptedWorld()
+    async with scaled_role(working_briefly, world) as role:
+        told, pushes = world.pushes[-1].document, len(world.pushes)
+        assert router_of(told) is not None
+        first = (await role.handle.describe()).run_id
+        for _ in range(30):
+            await role.scale(num_replicas=2, dry_run=True)
+            if (await role.handle.describe()).run_id != first:
+                break
+        else:
+            raise AssertionError("its history did not become long enough")
+        assert len(world.pushes) == pushes
+        now = await role.handle.query("registry")
+        assert router_of(now["document"]) == router_of(told)
+        await role.stop()
+
+
+def router_of(document: dict[str, Any]) -> str | None:
+    (model,) = document["models"].values()
+    return model["router_url"]
