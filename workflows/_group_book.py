@@ -259,6 +259,14 @@ class GroupBook:
             case _:
                 pass
 
+    def forsaken(self, replica: int, why: str) -> None:
+        """Nobody carries its recovery on: it is in doubt again, wherever that left it."""
+        state = self.replicas[replica].state
+        if state is ReplicaState.STOPPING:
+            self._advance(replica, ReplicaEvent.STOP_UNCONFIRMED, self.unknown(replica, why))
+        elif REPLICA.allows(state, ReplicaEvent.DEATH_NOTICED):
+            self._advance(replica, ReplicaEvent.DEATH_NOTICED, self.unknown(replica, why))
+
     def recovered(self, result: RecoveryResult) -> None:
         """How a recovery ended."""
         replica = result.replica

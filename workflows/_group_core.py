@@ -132,9 +132,7 @@ class GroupCore:
         raise AssertionError("unreachable")
 
     def _told(self, doing: str) -> str:
-        return (
-            f"{self._book.spec.role} {doing}: {self._recoveries.blocked() or self._book.errors()}"
-        )
+        return f"{self._book.spec.role} {doing}: {self._stuck or self._book.errors()}"
 
     def _result(
         self, evidence: tuple[StagedRef, ...] = (), holders: tuple[int, ...] | None = None
@@ -149,7 +147,7 @@ class GroupCore:
             weight_version=versions.pop() if len(versions) == 1 else None,
             weights_digest=digests.pop() if len(digests) == 1 else None,
             state=self._book.state,
-            why=self._recoveries.blocked(),
+            why=self._stuck,
         )
 
     def _next_snapshot(self) -> GroupSnapshot:
@@ -157,8 +155,13 @@ class GroupCore:
         self._told_so_far += 1
         return self._snapshot().model_copy(update={"number": self._told_so_far})
 
+    @property
+    def _stuck(self) -> str | None:
+        """What a probe or a person has to say before the group can go on."""
+        return self._recoveries.blocked(self._book.failed)
+
     def _snapshot(self) -> GroupSnapshot:
-        return self._book.snapshot().model_copy(update={"stuck": self._recoveries.blocked()})
+        return self._book.snapshot().model_copy(update={"stuck": self._stuck})
 
     def _show(self) -> None:
         book = self._book

@@ -113,7 +113,12 @@ class GroupMending(GroupCore):
                 cause=f"{cause}: {error}" if error and not error.startswith(cause) else cause,
             )
         )
-        result = await self._recoveries.end_or_block(replica, self._hear_late)
+        try:
+            result = await self._recoveries.end_or_block(replica, self._hear_late)
+        except ApplicationError as ended:  # by hand: a probe, or a person's word, has to say
+            workflow.logger.error("%s; a probe will look at its replica", text_of(ended))
+            self._book.forsaken(replica, text_of(ended))
+            return ()
         if result is None:
             return ()
         self._book.recovered(result)

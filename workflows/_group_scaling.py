@@ -94,7 +94,7 @@ class GroupScaling(GroupProving):
             if replica in book.outsiders:
                 return self._members()
             if replica in self._recoveries:
-                return self._members(ScaleFailure.RECOVERY_RUNNING, self._recoveries.blocked())
+                return self._members(ScaleFailure.RECOVERY_RUNNING, self._stuck)
             if book.spec.placement_of(replica) is None:
                 return self._members(ScaleFailure.UNKNOWN, "it was not added, or it is gone")
             if book.ready == (replica,):

@@ -1,7 +1,7 @@
 """The recoveries of one engine group: children that may outlast the operation that began them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,8 @@ class Recoveries:
     def __init__(self, spec: EngineGroupSpec, made: int) -> None:
         self._spec = spec
         self._at_work: dict[int, _Recovery] = {}
+        self._ended_by_hand: dict[int, str] = {}
+        """Why nobody takes care of a replica any more."""
         self.made = made
         """Recoveries ever begun in the group; numbers their workflow ids."""
 
@@ -57,6 +59,7 @@ class Recoveries:
     async def begin(self, start: RecoveryInput) -> None:
         spec = self._spec
         self.made += 1
+        self._ended_by_hand.pop(start.replica, None)
         child = f"{spec.run}.{spec.role}.{spec.model}.replica-{start.replica}.recovery-{self.made}"
         # Known before it is started: its first note may come with the news of its start.
         recovery = self._at_work[start.replica] = _Recovery(child)
@@ -103,7 +106,9 @@ class Recoveries:
         try:
             return await recovery.handle
         except ChildWorkflowError as error:
-            raise fail(UNCONFIRMED, f"{recovery.child} was ended: {text_of(error)}") from error
+            why = f"{recovery.child} was ended: {text_of(error)}"
+            self._ended_by_hand[replica] = why
+            raise fail(UNCONFIRMED, why) from error
 
     async def resolve(self, replica: int, word: str) -> RecoveryResult:
         """Give a person's word to a BLOCKED one."""
@@ -120,14 +125,20 @@ class Recoveries:
                 with suppress(ApplicationError):  # likewise
                     await recovery.handle.signal("look_again")
 
-    def blocked(self) -> str | None:
-        """What waits for proof or for a person, in words."""
-        waits = [
-            f"{self._spec.engine_id(replica)}: {recovery.why_blocked}"
+    def blocked(self, failed: Iterable[int]) -> str | None:
+        """What waits for proof or for a person, in words.
+
+        Args:
+            failed: the replicas of which it is not known where they stand.
+        """
+        waits = {
+            replica: recovery.why_blocked
             for replica, recovery in self._at_work.items()
             if recovery.why_blocked is not None
-        ]
-        return "; ".join(waits) or None
+        }
+        waits |= {k: self._ended_by_hand[k] for k in failed if k in self._ended_by_hand}
+        told = (f"{self._spec.engine_id(replica)}: {why}" for replica, why in waits.items())
+        return "; ".join(told) or None
 
     def rows(self) -> list[tuple[str, str]]:
         """For the details in the web UI."""

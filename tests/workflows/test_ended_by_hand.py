@@ -4,9 +4,9 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowUpdateFailedError
 
 from relax_infer.contracts.run import ResolveRun
-from relax_infer.machines import LeaseState, RunState
+from relax_infer.machines import LeaseState, ReplicaState, RunState
 from tests.workflows.scripted_world import ScriptedWorld, until
-from tests.workflows.test_engines_that_fail import events
+from tests.workflows.test_engines_that_fail import events, group
 from tests.workflows.test_training_run import (
     EVERYBODY,
     Handle,
@@ -234,3 +234,34 @@ async def test_a_run_whose_lease_was_ended_is_stopped_with_proof(working: Workin
     assert done.state is RunState.DONE
     assert not any(world.engines.holds(role) for role in ("rollout", "genrm", "teacher"))
     nothing_was_broken(world)
+
+
+@pytest.mark.parametrize("at", ["stop_engines", "launch_engines"])
+async def test_a_recovery_that_is_ended_leaves_its_replica_in_doubt_and_a_probe_mends_it(
+    working: Working, at: str
+):
+    """Whatever the recovery was doing; the lease hears of it, though it was not BLOCKED before."""
+    world = ScriptedWorld(reconcile_timeout=60.0)
+    world.faults["generate_groups"] = ["hold"]
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await world.held.wait()
+        world.faults[at] = ["hang"]
+        world.engines.engines["rollout", 1].die()
+        await world.stuck.wait()
+        await terminate(client, handle, "rollout.policy.replica-1.recovery-1")
+
+        async def is_up() -> bool:
+            replicas = (await group(client, handle)).replicas
+            return [r.state for r in replicas] == [ReplicaState.READY] * 2
+
+        await until(lambda: lease_was_told(client, handle))
+        world.freed.set()
+        await until(is_up)
+        world.go_on.set()
+        assert (await handle.result()).state is RunState.DONE
+    nothing_was_broken(world)
+
+
+async def lease_was_told(client: Client, handle: Handle) -> bool:
+    return "OPERATION_FAILED" in events(await lease(client, handle), "rollout")
