@@ -214,6 +214,7 @@ class Premises:
             RoleOperation(method=method, fence=None, word=word),
             RoleResult,
             operation_id=f"{workflow.info().run_id}:{who}:{method}:{attempt}",
+            again=True,
         )
 
     async def _stop_trainer(self, occasion: str, last: LeaseAnswer) -> None:

@@ -36,6 +36,7 @@ _UPDATES = {
     RunEvent.RESOLVED_BY_OPERATOR: "resolve",
     RunEvent.STOP_ASKED: "stop",
 }
+RESUME = "`relax-infer resume` goes on"
 PROGRESS_KEPT = 1000
 PROGRESS_SHOWN = 50
 
@@ -141,6 +142,9 @@ class RunCore:
     def _lease_waits_for(self, reasons: str) -> None:
         """What the lease needs a person for; empty: nothing more."""
         self._lease_waits = reasons or None
+        if self._state is RunState.PAUSED:
+            rest = f"a person must say of its GPUs: {reasons}" if reasons else RESUME
+            self._show(f"is paused; {rest}")
         if self._state is not RunState.BLOCKED:
             return
         if reasons:  # of one of several

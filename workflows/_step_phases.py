@@ -106,6 +106,7 @@ class StepPhases:
                 RoleOperation(method="ready", fence=None),
                 RoleResult,
                 operation_id=self._lease.operation_id("ready", role),
+                again=True,
             )
             if state.state == "READY":
                 return

@@ -256,7 +256,12 @@ class InferenceRole:
     async def _ask_lease(self, request: LeaseRequest) -> LeaseAnswer:
         """Nobody loads past the lease: it calls this role back with a fence token."""
         return await self._mail.ask(
-            self._lease.id, request.method, request, LeaseAnswer, operation_id=request.operation_id
+            self._lease.id,
+            request.method,
+            request,
+            LeaseAnswer,
+            operation_id=request.operation_id,
+            again=True,
         )
 
     @workflow.update

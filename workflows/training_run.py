@@ -27,7 +27,7 @@ from workflows._calls import (
 from workflows._failures import PERMANENT, fail, in_peace, text_of
 from workflows._lease_book import NOTHING_BLOCKED
 from workflows._premises import Premises
-from workflows._run_core import RunCore
+from workflows._run_core import RESUME, RunCore
 from workflows._versions import AUTO_UPGRADE
 from workflows._visible import (
     attributes,
@@ -74,6 +74,8 @@ class TrainingRun(RunCore):
         self._lease_waits = reasons
         if RUN.allows(self._state, RunEvent.NEEDS_PERSON):
             self._move(RunEvent.NEEDS_PERSON, f"waits for a person: {reasons}")
+        elif self._state is RunState.PAUSED:
+            self._show(f"is paused; a person must say of its GPUs: {reasons}")
 
     @workflow.signal
     def lease_unblocked(self, reasons: str) -> None:
@@ -98,6 +100,8 @@ class TrainingRun(RunCore):
     def resume(self) -> RunStatus:
         """Go on after a pause."""
         self._move(RunEvent.RESUME_ASKED, "goes on")
+        if self._lease_waits:  # it was told while the run was paused
+            self.lease_blocked(self._lease_waits)
         return self.status()
 
     @resume.validator
@@ -206,7 +210,7 @@ class TrainingRun(RunCore):
         if self._state is RunState.PAUSING:
             why = f" ({self._alarm})" if self._alarm else ""
             self._alarm = None
-            self._move(RunEvent.STEP_ENDED, f"is paused{why}; `relax-infer resume` goes on")
+            self._move(RunEvent.STEP_ENDED, f"is paused{why}; {RESUME}")
         if self._state in (RunState.PAUSED, RunState.BLOCKED):
             await workflow.wait_condition(
                 lambda: self._state not in (RunState.PAUSED, RunState.BLOCKED)

@@ -17,6 +17,7 @@ from tests.workflows.test_training_run import (
     start,
     status,
 )
+from workflows import _mailbox
 from workflows._lease_book import NUMBERS_PER_LEASE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -265,3 +266,23 @@ async def test_a_recovery_that_is_ended_leaves_its_replica_in_doubt_and_a_probe_
 
 async def lease_was_told(client: Client, handle: Handle) -> bool:
     return "OPERATION_FAILED" in events(await lease(client, handle), "rollout")
+
+
+async def test_a_role_that_is_ended_while_it_stops_is_stopped_after_a_word(
+    working: Working, monkeypatch: pytest.MonkeyPatch
+):
+    """Its answer would never come: who waits looks from time to time whether anybody is there."""
+    monkeypatch.setattr(_mailbox, "AGAIN", 1.0)
+    world = ScriptedWorld()
+    world.faults["stop_engines"] = ["hang"] * 3
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await world.stuck.wait()
+        await terminate(client, handle, "genrm")
+        world.freed.set()
+        await until(lambda: blocked(handle))
+        assert "cannot stop genrm" in (await status(handle)).doing
+        await handle.execute_update("resolve", WORD)
+        assert (await handle.result()).state is RunState.DONE
+    assert not world.engines.holds("genrm")
+    nothing_was_broken(world)

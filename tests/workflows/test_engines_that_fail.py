@@ -320,6 +320,7 @@ async def test_a_person_may_have_every_role_restarted_before_a_step_is_tried_aga
     assert done.state is RunState.DONE
     restarted = {role for role, _ in world.engines.launches[launched:]}
     assert restarted == {"rollout", "genrm", "teacher"}
+    assert world.calls["bind_placement"] == 1, "they come back on the GPUs that were bound"
     assert min(push.term for push in world.pushes[len(terms) :] if push.role == "genrm") >= 1
     assert max(push.term for push in world.pushes) > max(terms)
     assert sorted(world.ledger) == [1]

@@ -108,3 +108,31 @@ async def test_a_step_that_waits_for_a_word_waits_on_when_a_lease_needs_none_any
         assert (await handle.result()).state is RunState.DONE
     assert sorted(world.ledger) == [1]
     nothing_was_broken(world)
+
+
+async def test_a_paused_run_says_what_its_lease_waits_for_and_waits_for_it_when_resumed(
+    working: Working,
+):
+    world = ScriptedWorld()
+    async with working(world) as client:
+        handle = await start(client, steps=2)
+        await until(lambda: running(handle))
+        await handle.execute_update("pause")
+        await until(lambda: in_state(handle, RunState.PAUSED))
+        await handle.signal("lease_blocked", "rollout: its node burns")
+
+        async def is_told(text: str) -> bool:
+            seen = await handle.query("status", result_type=RunStatus)
+            assert seen.state is RunState.PAUSED
+            return text in seen.doing
+
+        await until(lambda: is_told("its node burns"))
+        await handle.signal("lease_unblocked", "")
+        await until(lambda: is_told("relax-infer resume"))
+        await handle.signal("lease_blocked", "rollout: its node burns")
+        await until(lambda: is_told("its node burns"))
+        told = await handle.execute_update("resume", result_type=RunStatus)
+        assert (told.state, "its node burns" in told.doing) == (RunState.BLOCKED, True)
+        await handle.signal("lease_unblocked", "")
+        assert (await handle.result()).state is RunState.DONE
+    assert sorted(world.ledger) == [1, 2]
