@@ -139,7 +139,7 @@ def _engines(mine: Path, devices: Collection[str], node_ip: str) -> list[Orphan]
         held = tuple(each for each in holder.devices if each in devices)
         if not held:
             continue
-        pids, why = _alive(holder)
+        pids, why = _alive(holder, path)
         name = path.name.removesuffix(_HOLDER)
         if pids or why:
             found.append(
@@ -279,7 +279,18 @@ def _files(
             yield path, None
 
 
-def _alive(holder: Holder) -> tuple[tuple[int, ...], str | None]:
+def _alive(holder: Holder, path: Path) -> tuple[tuple[int, ...], str | None]:
+    """Its living processes, or why nobody here can tell."""
+    here, there = host_processes.this_host(), holder.processes.host
+    if here.booted_since(there):
+        return (), None
+    if here != there:
+        # Its pids mean other processes here, or none: that none is found says nothing.
+        session = holder.processes.session or "not known"
+        return (), (
+            f"{session} on another host or in another pid namespace;"
+            f" remove {path} once they are gone"
+        )
     try:
         rows = find_processes(holder.processes)
     except UnconfirmedError as error:
