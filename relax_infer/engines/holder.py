@@ -48,6 +48,15 @@ class Holder(Message):
     """Bytes in use on its devices before it was started; None where there are none."""
 
 
+class OwedMemory(Message):
+    """What an incarnation that was ended may not have given back yet. It is written down before
+    its holder goes, and removed once the memory is seen to be free."""
+
+    devices: tuple[str, ...]
+    before: int
+    """Bytes in use on them before it was started."""
+
+
 class SeenFence(Message):
     """The highest token seen. Counters grow per pool, so a new pool begins anew."""
 
@@ -91,6 +100,19 @@ class HolderFiles:
             if holder.scratch is not None:
                 shutil.rmtree(holder.scratch, ignore_errors=True)
         self._path("holder").unlink(missing_ok=True)
+
+    def owed(self) -> OwedMemory | None:
+        return self._read("owed", OwedMemory)
+
+    def write_owed(self, owed: OwedMemory) -> None:
+        self._write("owed", owed)
+
+    def remove_owed(self) -> None:
+        self.owed_path.unlink(missing_ok=True)
+
+    @property
+    def owed_path(self) -> Path:
+        return self._path("owed")
 
     def fence(self) -> FenceToken | None:
         seen = self._read("fence", SeenFence)

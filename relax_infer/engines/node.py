@@ -12,7 +12,7 @@ from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import RunRef
-from relax_infer.engines.holder import HolderFiles
+from relax_infer.engines.holder import HolderFiles, OwedMemory
 from relax_infer.engines.memory import NodeUse, memory_in_use
 from relax_infer.engines.orphans import need_nobody_beside
 from relax_infer.engines.place import check_place
@@ -51,8 +51,6 @@ class EngineNode:
         self.spec, self.replica, self.node = spec, replica, node
         self.files = HolderFiles(spec, replica, pool, node=node)
         self.process: EngineProcess | None = None
-        self._before: int | None = None
-        """Bytes in use on its devices before the last incarnation, which was ended, was started."""
         self._find()
 
     @property
@@ -114,9 +112,17 @@ class EngineNode:
         use = await self.memory()
         if self.process is None:
             return use
+        owed = None
+        if use.at_launch is not None:
+            # Whoever is asked for the next launch may be another actor, which finds no holder.
+            owed = OwedMemory(devices=self._devices, before=use.at_launch)
+            self.files.write_owed(owed)
         await end_engine(self.process, self.spec, self.files)
-        self.process, self._before = None, use.at_launch
-        return use.model_copy(update={"after": (await self.memory()).in_use})
+        self.process = None
+        after = (await self.memory()).in_use
+        if owed is not None:
+            self._given_back(owed, after)
+        return use.model_copy(update={"after": after})
 
     async def forget(self) -> None:
         """Take a person's word that nothing of it is left.
@@ -133,6 +139,7 @@ class EngineNode:
                     cure="End them, then resolve again.",
                 )
         self.files.remove_holder()
+        self.files.remove_owed()
         self.process = None
 
     async def memory(self) -> NodeUse:
@@ -147,16 +154,35 @@ class EngineNode:
 
     async def _need_room(self) -> None:
         """That every process of an incarnation is gone does not say that its memory is free."""
-        if self._before is None:
+        owed = self._owed()
+        if owed is None or self._given_back(owed, in_use := (await self.memory()).in_use):
             return
-        use = await self.memory()
-        allowed = self._before + self.spec.residual_memory * use.devices
-        if use.in_use is not None and use.in_use > allowed:
-            raise TransientError(
-                f"{self.name} is not started: its last server is gone and its devices still have"
-                f" {use.in_use} bytes in use, {allowed} allowed.",
-                cure="Look at nvidia-smi on its node for who holds them.",
-            )
+        raise TransientError(
+            f"{self.name} is not started: its last server is gone and its devices still have"
+            f" {in_use} bytes in use, {self._allowed(owed)} allowed.",
+            cure="Look at nvidia-smi on its node for who holds them; if that is meant to be there,"
+            f" remove {self.files.owed_path}.",
+        )
+
+    def _owed(self) -> OwedMemory | None:
+        """Of the devices that it has now."""
+        owed = self.files.owed()
+        return owed if owed is not None and owed.devices == self._devices else None
+
+    def _given_back(self, owed: OwedMemory, in_use: int | None) -> bool:
+        """Whether nothing says that it was not; it is forgotten where something says it was."""
+        if in_use is None:
+            return True
+        if back := in_use <= self._allowed(owed):
+            self.files.remove_owed()
+        return back
+
+    def _allowed(self, owed: OwedMemory) -> int:
+        return owed.before + self.spec.residual_memory * len(owed.devices)
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        return tuple(each.device for each in self.spec.node_bundles(self.replica, self.node))
 
     def report(self) -> NodeReport:
         process, fence = self.process, self.files.fence()
