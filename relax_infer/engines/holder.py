@@ -17,6 +17,7 @@ from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.engines.canary import Canary
+from relax_infer.engines.folders import folder_of
 from relax_infer.engines.release import EngineProcesses
 
 _M = TypeVar("_M", bound=Message)
@@ -65,12 +66,6 @@ class SeenFence(Message):
     token: FenceToken
     ended: bool = False
     """Whether its grant was released here."""
-
-
-def folder_of(store: str, run: str) -> Path:
-    """Of a run on this host. Two stacks may run a run of the same name; their stores differ."""
-    key = hashlib.sha256(f"{store}\0{run}".encode()).hexdigest()[:10]
-    return Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
 
 
 class HolderFiles:
