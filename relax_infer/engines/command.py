@@ -11,6 +11,7 @@ from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines.digest import checkpoint_dtype
 from relax_infer.engines.flags import by_flag
+from relax_infer.engines.folders import REPLICA, replica_mark
 from relax_infer.engines.release import MARKER
 
 Scalar = str | int | float | bool | None
@@ -139,7 +140,8 @@ def environment(
         "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         "PYTHONUNBUFFERED": "1",
-        ABOUT: json.dumps({"run": spec.run, "role": spec.role, "replica": replica}),
+        ABOUT: json.dumps(about(spec, replica)),
+        REPLICA: replica_mark(spec, replica),
     }
     if spec.device == "cpu":
         variables["OMP_NUM_THREADS"] = variables.get("OMP_NUM_THREADS", "1")
@@ -150,6 +152,10 @@ def environment(
             shares = cores_of_ranks(sorted(os.sched_getaffinity(0)), spec.gpus_per_node)
             variables.setdefault("SGLANG_CPU_OMP_THREADS_BIND", shares)
     return variables
+
+
+def about(spec: EngineGroupSpec, replica: int) -> dict[str, str | int]:
+    return {"run": spec.run, "role": spec.role, "replica": replica}
 
 
 def _compiled() -> str:

@@ -17,6 +17,7 @@ from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceMemory, FenceToken
 from relax_infer.engines.canary import Canary
+from relax_infer.engines.folders import folder_of
 from relax_infer.engines.release import EngineProcesses
 
 _M = TypeVar("_M", bound=Message)
@@ -48,6 +49,15 @@ class Holder(Message):
     """Bytes in use on its devices before it was started; None where there are none."""
 
 
+class OwedMemory(Message):
+    """What an incarnation that was ended may not have given back yet. It is written down before
+    its holder goes, and removed once the memory is seen to be free."""
+
+    devices: tuple[str, ...]
+    before: int
+    """Bytes in use on them before it was started."""
+
+
 class SeenFence(Message):
     """The highest token seen. Counters grow per pool, so a new pool begins anew."""
 
@@ -56,12 +66,6 @@ class SeenFence(Message):
     token: FenceToken
     ended: bool = False
     """Whether its grant was released here."""
-
-
-def folder_of(store: str, run: str) -> Path:
-    """Of a run on this host. Two stacks may run a run of the same name; their stores differ."""
-    key = hashlib.sha256(f"{store}\0{run}".encode()).hexdigest()[:10]
-    return Path(tempfile.gettempdir()) / f"relax-{os.getuid()}" / key
 
 
 class HolderFiles:
@@ -91,6 +95,19 @@ class HolderFiles:
             if holder.scratch is not None:
                 shutil.rmtree(holder.scratch, ignore_errors=True)
         self._path("holder").unlink(missing_ok=True)
+
+    def owed(self) -> OwedMemory | None:
+        return self._read("owed", OwedMemory)
+
+    def write_owed(self, owed: OwedMemory) -> None:
+        self._write("owed", owed)
+
+    def remove_owed(self) -> None:
+        self.owed_path.unlink(missing_ok=True)
+
+    @property
+    def owed_path(self) -> Path:
+        return self._path("owed")
 
     def fence(self) -> FenceToken | None:
         seen = self._read("fence", SeenFence)

@@ -122,6 +122,20 @@ def environment(pid: int) -> dict[bytes, bytes] | None:
     return {name: value for name, _, value in pairs}
 
 
+def processes_with(variable: str) -> Iterator[tuple[ProcessStamp, dict[bytes, bytes]]]:
+    """Live processes that were started with that variable, with all that they were started with;
+    those that hide it are left out. Of the others, thousands maybe, nothing more is read."""
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            variables = environment(int(entry.name))
+        except PermissionError:
+            continue
+        if variables and variable.encode() in variables and (row := process(int(entry.name))):
+            yield row.stamp, variables
+
+
 def command_line(pid: int) -> str:
     """Arguments joined by spaces; empty if the process is gone."""
     try:

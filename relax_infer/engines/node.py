@@ -6,15 +6,16 @@ Not for two callers at once, but for :meth:`EngineNode.report`.
 
 import asyncio
 import os
+from collections.abc import Iterable
 
 from relax_infer.contracts.base import Message
 from relax_infer.contracts.engines import EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.contracts.refs import RunRef
-from relax_infer.engines.holder import HolderFiles
+from relax_infer.engines.holder import HolderFiles, OwedMemory
 from relax_infer.engines.memory import NodeUse, memory_in_use
-from relax_infer.engines.orphans import need_nobody_beside
+from relax_infer.engines.orphans import Unrecorded, find_unrecorded_of, need_nobody_beside
 from relax_infer.engines.place import check_place
 from relax_infer.engines.process import (
     EngineProcess,
@@ -51,8 +52,8 @@ class EngineNode:
         self.spec, self.replica, self.node = spec, replica, node
         self.files = HolderFiles(spec, replica, pool, node=node)
         self.process: EngineProcess | None = None
-        self._before: int | None = None
-        """Bytes in use on its devices before the last incarnation, which was ended, was started."""
+        self.unrecorded: tuple[Unrecorded, ...] = ()
+        """What lived of the replica on this host without a file when it was last looked for."""
         self._find()
 
     @property
@@ -60,6 +61,17 @@ class EngineNode:
         """For people."""
         whole = self.spec.engine_id(self.replica)
         return f"{whole} on its node {self.node}" if self.node else whole
+
+    @property
+    def holds(self) -> bool:
+        """Whether something of it may be on this host."""
+        return self.process is not None or bool(self.unrecorded)
+
+    def left(self) -> str | None:
+        """What is wrong with what it holds; None where nothing is."""
+        if self.process is not None:
+            return self.process.lost()
+        return self._no_file() if self.unrecorded else None
 
     def check_place(self, *, loads: bool = False) -> None:
         """This process is where the node's GPUs were bound; raises as
@@ -72,8 +84,8 @@ class EngineNode:
         """Start its server; it does not answer yet.
 
         Raises:
-            UnconfirmedError: another incarnation, or an engine or a trainer of another run, may
-                hold the GPUs still.
+            UnconfirmedError: another incarnation, also one whose file was removed, or an engine or
+                a trainer of another run may hold the GPUs still.
             TransientError: the last incarnation is gone and its memory did not come back.
         """
         if self.process is not None:
@@ -85,6 +97,7 @@ class EngineNode:
         run = RunRef(run=self.spec.run, store=self.spec.store)
         bundles = self.spec.node_bundles(self.replica, self.node)
         await asyncio.to_thread(need_nobody_beside, run, self.name, bundles)
+        await self._need_recorded()
         await self._need_room()
         try:
             self.process = await start_server(launch, self.replica, self.node, self.files)
@@ -106,17 +119,28 @@ class EngineNode:
         self.process = await record_tree(self.process, self.files)
 
     async def end(self) -> NodeUse:
-        """End every process of it and prove it; nothing where nothing is left.
+        """End every process of it and prove it; nothing where nothing is left. What no file is
+        about is ended by a person.
 
         Raises:
             UnconfirmedError: it could not be proved; what is known of it stays.
         """
         use = await self.memory()
         if self.process is None:
+            await self._need_recorded()
             return use
+        owed = None
+        if use.at_launch is not None:
+            # Whoever is asked for the next launch may be another actor, which finds no holder.
+            owed = OwedMemory(devices=self._devices, before=use.at_launch)
+            self.files.write_owed(owed)
         await end_engine(self.process, self.spec, self.files)
-        self.process, self._before = None, use.at_launch
-        return use.model_copy(update={"after": (await self.memory()).in_use})
+        self.process = None
+        await self._need_recorded()
+        after = (await self.memory()).in_use
+        if owed is not None:
+            self._given_back(owed, after)
+        return use.model_copy(update={"after": after})
 
     async def forget(self) -> None:
         """Take a person's word that nothing of it is left.
@@ -124,15 +148,19 @@ class EngineNode:
         Raises:
             PermanentError: this host still shows a process of it.
         """
+        await asyncio.to_thread(self._look)
+        living = self._unrecorded_pids()
         if self.process is not None:
             found = await asyncio.to_thread(find_processes, self.process.holder.processes)
-            if found:
-                pids = ", ".join(str(row.stamp.pid) for row in found)
-                raise PermanentError(
-                    f"Engine {self.name} is not gone: processes {pids} of it live on this host.",
-                    cure="End them, then resolve again.",
-                )
+            living |= {row.stamp.pid for row in found}
+        if living:
+            raise PermanentError(
+                f"Engine {self.name} is not gone: processes {_listed(living)} of it live on this"
+                " host.",
+                cure="End them, then resolve again.",
+            )
         self.files.remove_holder()
+        self.files.remove_owed()
         self.process = None
 
     async def memory(self) -> NodeUse:
@@ -145,23 +173,77 @@ class EngineNode:
             in_use=await memory_in_use(bundles) if self.spec.device == "cuda" else None,
         )
 
+    async def _need_recorded(self) -> None:
+        """That no file is there says nothing where something of the replica lives all the same: a
+        cleaner of temporary files has proved nothing."""
+        await asyncio.to_thread(self._look)
+        if self.unrecorded:
+            pids = " ".join(map(str, sorted(self._unrecorded_pids())))
+            raise UnconfirmedError(
+                f"{self.name}: {self._no_file()}.",
+                cure="A cleaner of temporary files may have removed it. End them on that node"
+                f" (`kill -9 {pids}`); then it goes on by itself.",
+            )
+
+    def _look(self) -> None:
+        self.unrecorded = tuple(find_unrecorded_of(self.spec, self.replica))
+
+    def _unrecorded_pids(self) -> set[int]:
+        return {pid for each in self.unrecorded for pid in each.pids}
+
+    def _no_file(self) -> str:
+        bundles = self.spec.node_bundles(self.replica, self.node)
+        where = f"node {bundles[0].node_ip}" if bundles else "this host"
+        marks = ", ".join(each.incarnation for each in self.unrecorded)
+        return (
+            f"processes {_listed(self._unrecorded_pids())} on {where} carry the mark of its"
+            f" incarnation {marks} and have no file there any more"
+        )
+
     async def _need_room(self) -> None:
         """That every process of an incarnation is gone does not say that its memory is free."""
-        if self._before is None:
+        owed = self._owed()
+        if owed is None or self._given_back(owed, in_use := (await self.memory()).in_use):
             return
-        use = await self.memory()
-        allowed = self._before + self.spec.residual_memory * use.devices
-        if use.in_use is not None and use.in_use > allowed:
-            raise TransientError(
-                f"{self.name} is not started: its last server is gone and its devices still have"
-                f" {use.in_use} bytes in use, {allowed} allowed.",
-                cure="Look at nvidia-smi on its node for who holds them.",
-            )
+        raise TransientError(
+            f"{self.name} is not started: its last server is gone and its devices still have"
+            f" {in_use} bytes in use, {self._allowed(owed)} allowed.",
+            cure="Look at nvidia-smi on its node for who holds them; if that is meant to be there,"
+            f" remove {self.files.owed_path}.",
+        )
+
+    def _owed(self) -> OwedMemory | None:
+        """Of the devices that it has now."""
+        owed = self.files.owed()
+        return owed if owed is not None and owed.devices == self._devices else None
+
+    def _given_back(self, owed: OwedMemory, in_use: int | None) -> bool:
+        """Whether nothing says that it was not; it is forgotten where something says it was."""
+        if in_use is None:
+            return True
+        if back := in_use <= self._allowed(owed):
+            self.files.remove_owed()
+        return back
+
+    def _allowed(self, owed: OwedMemory) -> int:
+        return owed.before + self.spec.residual_memory * len(owed.devices)
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        return tuple(each.device for each in self.spec.node_bundles(self.replica, self.node))
 
     def report(self) -> NodeReport:
         process, fence = self.process, self.files.fence()
         if process is None:
-            return NodeReport(node=self.node, actor_pid=os.getpid(), fence=fence)
+            left = self.unrecorded
+            return NodeReport(
+                node=self.node,
+                actor_pid=os.getpid(),
+                incarnation=left[0].incarnation if left else None,
+                pids=tuple(sorted(self._unrecorded_pids())),
+                lost=self.left(),
+                fence=fence,
+            )
         return NodeReport(
             node=self.node,
             actor_pid=os.getpid(),
@@ -177,3 +259,9 @@ class EngineNode:
         """What the files say of a server that this object did not start to the end."""
         left = self.files.holder()
         self.process = None if left is None else EngineProcess(left, None)
+        if left is None:
+            self._look()
+
+
+def _listed(pids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(pids)))

@@ -62,7 +62,7 @@ class ReplicaNodes:
         self._head, self._followers = head, followers
         self.engine: EngineProcess | None = head.process
         """The head's server, from when every node's is ready until it is proved gone."""
-        self._held = set[int]() if head.process is None else {0}
+        self._held = {0} if head.holds else set[int]()
         self._asked = not followers
         self._mark: str | None = None
         self._answered = dict[int, float]()

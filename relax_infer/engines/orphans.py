@@ -11,17 +11,18 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from relax_infer.contracts.base import Message
-from relax_infer.contracts.engines import BundleBinding
+from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
 from relax_infer.contracts.failures import PermanentError, TransientError, UnconfirmedError
 from relax_infer.contracts.refs import RunRef
 from relax_infer.engines import host_processes
-from relax_infer.engines.command import ABOUT
-from relax_infer.engines.holder import Holder, folder_of
+from relax_infer.engines.command import ABOUT, about
+from relax_infer.engines.folders import REPLICA, folder_of, replica_mark
+from relax_infer.engines.holder import Holder
 from relax_infer.engines.host_processes import ProcessStamp
 from relax_infer.engines.release import MARKER, find_processes
 from relax_infer.engines.trainer_process import RESIDENCE, Residence
@@ -92,13 +93,31 @@ def find_orphans(run: RunRef, devices: Collection[str], node_ip: str) -> list[Or
 
 def find_unrecorded() -> list[Unrecorded]:
     """Engines of this host's processes that no file is about, of those that can be looked at."""
+    return _unrecorded(lambda _: True)
+
+
+def find_unrecorded_of(spec: EngineGroupSpec, replica: int) -> list[Unrecorded]:
+    """Those of one replica, of any of its incarnations."""
+    mark, said = replica_mark(spec, replica).encode(), about(spec, replica)
+
+    def own(variables: Mapping[bytes, bytes]) -> bool:
+        if (told := variables.get(REPLICA.encode())) is not None:
+            return told == mark
+        return _said(variables) == said  # earlier versions told no more
+
+    return _unrecorded(own)
+
+
+def _unrecorded(wanted: Callable[[Mapping[bytes, bytes]], bool]) -> list[Unrecorded]:
     found: dict[str, list[ProcessStamp]] = {}
-    about: dict[str, str] = {}
-    for row in host_processes.processes():
-        variables = _variables(row.stamp.pid)
-        if mark := variables.get(MARKER.encode(), b"").decode(errors="replace"):
-            found.setdefault(mark, []).append(row.stamp)
-            about.setdefault(mark, _about(variables))
+    texts: dict[str, str] = {}
+    for stamp, variables in host_processes.processes_with(MARKER):
+        mark = variables[MARKER.encode()].decode(errors="replace")
+        if mark and wanted(variables):
+            found.setdefault(mark, []).append(stamp)
+            texts.setdefault(mark, _about(variables))
+    if not found:
+        return []
     # A file is there before its process, and until after it: those seen are read of only now.
     recorded = {
         holder.processes.incarnation for _, holder in _files(_HOLDER, Holder) if holder is not None
@@ -109,24 +128,24 @@ def find_unrecorded() -> list[Unrecorded]:
         if mark not in recorded
     }
     return [
-        Unrecorded(incarnation=mark, about=about[mark], pids=pids)
+        Unrecorded(incarnation=mark, about=texts[mark], pids=pids)
         for mark, pids in living.items()
         if pids
     ]
 
 
-def _variables(pid: int) -> dict[bytes, bytes]:
+def _said(variables: Mapping[bytes, bytes]) -> Any:
     try:
-        return host_processes.environment(pid) or {}
-    except PermissionError:
-        return {}
+        return json.loads(variables.get(ABOUT.encode(), b""))
+    except ValueError:
+        return None
 
 
-def _about(variables: dict[bytes, bytes]) -> str:
+def _about(variables: Mapping[bytes, bytes]) -> str:
     try:
-        told = json.loads(variables.get(ABOUT.encode(), b""))
+        told = _said(variables)
         return f"run {told['run']}, {told['role']} replica {told['replica']}"
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return "an unknown run"
 
 
@@ -139,7 +158,7 @@ def _engines(mine: Path, devices: Collection[str], node_ip: str) -> list[Orphan]
         held = tuple(each for each in holder.devices if each in devices)
         if not held:
             continue
-        pids, why = _alive(holder)
+        pids, why = _alive(holder, path)
         name = path.name.removesuffix(_HOLDER)
         if pids or why:
             found.append(
@@ -279,7 +298,18 @@ def _files(
             yield path, None
 
 
-def _alive(holder: Holder) -> tuple[tuple[int, ...], str | None]:
+def _alive(holder: Holder, path: Path) -> tuple[tuple[int, ...], str | None]:
+    """Its living processes, or why nobody here can tell."""
+    here, there = host_processes.this_host(), holder.processes.host
+    if here.booted_since(there):
+        return (), None
+    if here != there:
+        # Its pids mean other processes here, or none: that none is found says nothing.
+        session = holder.processes.session or "not known"
+        return (), (
+            f"{session} on another host or in another pid namespace;"
+            f" remove {path} once they are gone"
+        )
     try:
         rows = find_processes(holder.processes)
     except UnconfirmedError as error:

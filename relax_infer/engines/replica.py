@@ -69,10 +69,10 @@ class EngineReplica:
         self.pulse = Pulse()
         self.reports = ReplicaReports(self)
         self.state = ReplicaState.DEAD
-        if head.process is not None:
+        if head.holds:
             # An actor before this one started it. Its answers cannot be trusted; only a release
             # proof leads on from here.
-            self._found(head.process.lost())
+            self._found(head.left())
 
     @property
     def engine_id(self) -> str:

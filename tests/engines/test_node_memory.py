@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relax_infer.contracts.engines import BundleBinding
+from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
 from relax_infer.contracts.failures import TransientError
 from relax_infer.engines import node as module
 from relax_infer.engines.memory import MIB, memory_in_use
@@ -32,6 +32,18 @@ class Devices:
         return SimpleNamespace(holder=holder, lost=lambda: None)
 
     async def end(self, *_: object) -> None: ...
+
+    async def run(self, spec: EngineGroupSpec, at: int, then: int) -> None:
+        """A server that was started at a use of ``at`` bytes and left ``then`` when it ended."""
+        node = EngineNode(spec, 0, 0)
+        self.in_use = at
+        await node.start(launch_of(spec))
+        self.in_use = then
+        await node.end()
+
+
+def launch_of(spec: EngineGroupSpec) -> Any:
+    return SimpleNamespace(group=spec)
 
 
 @pytest.fixture
@@ -63,6 +75,49 @@ async def test_no_server_is_started_before_the_last_one_s_memory_came_back(
     devices.in_use = BEFORE + RESIDUAL
     await node.start(launch)
     assert node.process is not None
+
+
+async def test_an_actor_that_is_made_anew_knows_what_the_last_server_still_has_to_give_back(
+    devices: Devices, tmp_path: Path
+) -> None:
+    """A recovery ends the actors of what it has proved gone, and launches in new ones."""
+    spec = group_spec(tmp_path).model_copy(update=ON_A_GPU)
+    await devices.run(spec, BEFORE, BEFORE + RESIDUAL + MIB)
+    files = EngineNode(spec, 0, 0).files
+    path = files.owed_path
+    assert path.parent == files.folder
+    for _ in range(2):
+        with pytest.raises(TransientError, match=f"{devices.in_use} bytes in use") as raised:
+            await EngineNode(spec, 0, 0).start(launch_of(spec))
+        assert f"remove {path}" in str(raised.value)
+    await EngineNode(spec, 1, 0).start(launch_of(spec))  # of another replica it says nothing
+    devices.in_use = BEFORE + RESIDUAL
+    await EngineNode(spec, 0, 0).start(launch_of(spec))
+    assert not path.exists(), "its release is proved"
+
+
+async def test_what_was_given_back_is_not_asked_for_again(devices: Devices, tmp_path: Path) -> None:
+    """Another role may have the devices by then."""
+    spec = group_spec(tmp_path).model_copy(update=ON_A_GPU)
+    await devices.run(spec, BEFORE, BEFORE + RESIDUAL)
+    devices.in_use = BEFORE + 2 * RESIDUAL
+    await EngineNode(spec, 0, 0).start(launch_of(spec))
+
+
+async def test_a_person_s_word_is_about_the_memory_too(devices: Devices, tmp_path: Path) -> None:
+    spec = group_spec(tmp_path).model_copy(update=ON_A_GPU)
+    await devices.run(spec, BEFORE, BEFORE + RESIDUAL + MIB)
+    await EngineNode(spec, 0, 0).forget()
+    await EngineNode(spec, 0, 0).start(launch_of(spec))
+
+
+async def test_devices_that_it_had_before_owe_it_nothing(devices: Devices, tmp_path: Path) -> None:
+    """It was bound anew, and others are on the GPUs where it was."""
+    spec = group_spec(tmp_path).model_copy(update=ON_A_GPU)
+    await devices.run(spec, BEFORE, BEFORE + RESIDUAL + MIB)
+    elsewhere = tuple(each.model_copy(update={"gpu_id": 5}) for each in spec.bundles)
+    spec = spec.model_copy(update={"bundles": elsewhere})
+    await EngineNode(spec, 0, 0).start(launch_of(spec))
 
 
 async def test_the_first_server_is_not_judged_by_what_others_use(

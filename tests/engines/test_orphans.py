@@ -129,6 +129,37 @@ def test_a_file_that_cannot_be_read_is_no_proof(left):
     assert str(path) in str(orphan)
 
 
+def written_on(changed: dict[str, str], **more: object) -> Path:
+    """The holder's file says that it was written on another host, or in an earlier life of one."""
+    (path,) = Path(tempfile.gettempdir()).glob("relax-*/*/*.holder.json")
+    holder = Holder.model_validate_json(path.read_bytes())
+    host = host_processes.this_host().model_copy(update=changed)
+    processes = holder.processes.model_copy(update={"host": host, **more})
+    path.write_text(holder.model_copy(update={"processes": processes}).model_dump_json())
+    return path
+
+
+@pytest.mark.parametrize("elsewhere", [{"pid_namespace": "pid:[1]"}, {"machine_id": "another"}])
+def test_an_engine_that_cannot_be_seen_from_here_is_no_proof(left, elsewhere):
+    """Two containers share a GPU and the folder for temporary files: its pids say nothing here."""
+    path = written_on(elsewhere, session=2**22 + 1, tree=(), incarnation="not to be seen")
+    (orphan,) = find_orphans(NEW, {DEVICE}, "10.0.0.1")
+    assert (orphan.run, orphan.devices, orphan.pids) == ("old", (DEVICE,), ())
+    assert f"(processes {2**22 + 1} on another host or in another pid namespace;" in str(orphan)
+    assert f"; remove {path} once they are gone)" in str(orphan)
+    assert find_orphans(NEW, {"node-1/1"}, "10.0.0.1") == []
+    there = BundleBinding(bundle=0, node_id="node-1", node_ip="10.0.0.1", gpu_id=0)
+    with pytest.raises(UnconfirmedError, match="in another pid namespace"):
+        need_nobody_beside(NEW, "judge/replica-0", (there,))
+
+
+def test_an_engine_whose_host_has_booted_since_is_gone_whoever_has_its_pid_now(left, monkeypatch):
+    now = host_processes.this_host().model_copy(update={"machine_id": "m"})
+    monkeypatch.setattr(host_processes, "this_host", lambda: now)
+    written_on({"boot_id": "an earlier boot"})
+    assert find_orphans(NEW, {DEVICE}, "10.0.0.1") == []
+
+
 def test_nothing_is_started_on_a_gpu_where_an_engine_of_another_run_lives(
     left: subprocess.Popen[bytes],
 ) -> None:

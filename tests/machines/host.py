@@ -78,6 +78,11 @@ class _Host:
     def remove_holder(self) -> None:
         self.kind = ""
 
+    def owed(self) -> None:
+        """Nothing: its devices cannot tell what is in use."""
+
+    def remove_owed(self) -> None: ...
+
     def fence(self) -> FenceToken | None:
         return self.kept.seen
 
@@ -197,6 +202,7 @@ def _on(host: _Host) -> Iterator[None]:
             record_tree=host.record_tree,
             end_engine=host.end,
             find_processes=host.find_processes,
+            find_unrecorded_of=lambda *_: [],
             EngineProcess=host.found,
             HolderFiles=lambda *_, **__: host,
             asyncio=SimpleNamespace(to_thread=_inline),
@@ -208,7 +214,7 @@ def _on(host: _Host) -> Iterator[None]:
 def _replica(engine: Engine, host: _Host) -> Any:
     head: Any = object.__new__(EngineNode)
     head.spec, head.replica, head.node, head.files = SPEC, 0, 0, host
-    head.process, head._before = host.process if engine.holder else None, None
+    head.process, head.unrecorded = host.process if engine.holder else None, ()
     replica: Any = object.__new__(EngineReplica)
     replica.spec, replica.replica, replica.files, replica.closed = SPEC, 0, host, host
     replica.head, replica.nodes = head, ReplicaNodes(head)
