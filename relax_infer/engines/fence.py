@@ -26,7 +26,8 @@ from relax_infer.engines._asgi import (
     reply,
     reply_text,
 )
-from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call, Refused
+from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
+from relax_infer.engines._rids import Refused
 from relax_infer.engines._routes import ABORT, GATED, METADATA, METRICS, UNGATED, needs_token
 from relax_infer.engines.guard_metrics import GuardMetrics
 from relax_infer.engines.request_log import RequestLog

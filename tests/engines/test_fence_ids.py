@@ -164,6 +164,77 @@ async def test_a_stream_and_a_batch_under_private_ids_say_the_callers_own(fake):
     await one
 
 
+DIGITS = b"7" * 5000
+WRITTEN = {
+    "more digits than Python takes": b'{"rid":"%b","text":"a","x":' + DIGITS + b"}",
+    "an escape, and such a number": b'{"rid":"%b","text":"\\u00df","x":' + DIGITS + b"}",
+    "a float beyond all": b'{"x":[1e400, -1e-400 ,1.10],"rid" :\t"%b"  ,"text":"a"}',
+    "NaN": b'{"x":NaN,"rid":"%b"}',
+    "ids in a list": b'{"x": 1e400, "rid" : [ "%b" ] }',
+    "the last of two": b'{"rid":"zz","y":{"rid":"n"},"rid":"%b","text":"\\u0061\\/"}',
+    "an escaped key": b'{"r\\u0069d":"%b","x":1E+2}',
+    "a byte order mark": b'\xef\xbb\xbf{"rid":"%b", "x":1e400}',
+}
+
+
+@pytest.mark.parametrize("body", WRITTEN.values(), ids=WRITTEN)
+async def test_of_a_request_under_a_private_id_nothing_else_is_written_anew(fake, body):
+    """Numbers beyond any type are the engine's to judge, and their digits come to it."""
+    made, client = fake
+    one = await started(made, client, "r1")
+    two = asyncio.create_task(client.post("/generate", data=body % b"r10"))
+    await made.until(lambda: len(made.engine.running) == 2)
+    (private,) = set(made.engine.running) - {"r1"}
+    assert private.startswith("fence-")
+    before, _, after = body.partition(b"%b")
+    sent = made.engine.bodies[-1]
+    if b"[ " in before:
+        before, after = b'{"x": 1e400, "rid" : ["', b'"] }'
+    assert sent == before + private.encode() + after
+    for done in list(made.engine.running.values()):
+        done.set()
+    async with await two as answer:
+        assert (answer.status, (await answer.json())["rid"]) == (200, "r10")
+    await one
+
+
+async def test_what_is_utf_16_stays_so(fake):
+    made, client = fake
+    one = await started(made, client, "r1")
+    body = '{"rid": "r10", "text": "\u2713", "x": 1e400}'
+    two = asyncio.create_task(client.post("/generate", data=body.encode("utf-16")))
+    await made.until(lambda: len(made.engine.running) == 2)
+    (private,) = set(made.engine.running) - {"r1"}
+    assert made.engine.bodies[-1].decode("utf-16") == body.replace("r10", private)
+    for done in list(made.engine.running.values()):
+        done.set()
+    assert (await two).status == 200
+    await one
+
+
+REFUSED = {
+    "another thing among the ids": b'{"rid":["r10",{"a":1}]}',
+    "a number among the ids": b'{"rid":["r10",7]}',
+    "bytes that are no text": b'{"rid":"r10","x":"\xff"}',
+    "a deep list": b'{"rid":"r10","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a deep list, with an escape": (
+        b'{"rid":"r10","y":"\\u0061","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
+async def test_a_body_that_cannot_be_written_with_another_id_is_refused(fake, body):
+    made, client = fake
+    one = await started(made, client, "r1")
+    async with client.post("/generate", data=body) as answer:
+        assert answer.status == 400
+        assert (await answer.json()).keys() == {"detail"}
+    assert len(made.engine.bodies) == 1
+    made.engine.running["r1"].set()
+    await one
+
+
 async def test_an_id_that_the_engine_has_is_left_to_the_engine_and_its_owner_lives(fake):
     made, client = fake
     one = await started(made, client, "r1")
