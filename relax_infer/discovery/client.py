@@ -187,8 +187,8 @@ class InferenceClient:
     ) -> AsyncGenerator[bytes]:
         """The answer's bytes as they come, untouched; ``payload`` asks the backend to stream.
 
-        ``path``: ``/generate``, ``/v1/chat/completions`` or ``/chat/completions``. Every chunk is
-        under the one deadline; after it the backend is hung up on and TimeoutError raised. Errors
+        ``path``: ``/generate``, ``/v1/chat/completions`` or ``/chat/completions``, which without a
+        gateway is sent as the former. Every chunk is under the one deadline; after it the backend is hung up on and TimeoutError raised. Errors
         as :meth:`generate`.
         """
         if path not in _PATHS:
@@ -270,6 +270,8 @@ class InferenceClient:
         sent_headers = dict(headers)
         if affinity_key is not None and named(headers, AFFINITY) is None:
             sent_headers[AFFINITY] = affinity_key
+        if self._gateway is None and path != _GENERATE:
+            path = _CHAT  # engines and routers serve no other; a gateway has both
         address = endpoint_url(self._gateway or target.base_url, path)
         response: aiohttp.ClientResponse | None = None
         try:
