@@ -188,8 +188,8 @@ class InferenceClient:
         """The answer's bytes as they come, untouched; ``payload`` asks the backend to stream.
 
         ``path``: ``/generate``, ``/v1/chat/completions`` or ``/chat/completions``, which without a
-        gateway is sent as the former. Every chunk is under the one deadline; after it the backend is hung up on and TimeoutError raised. Errors
-        as :meth:`generate`.
+        gateway is sent as the former. Every chunk is under the one deadline; after it the backend
+        is hung up on and TimeoutError raised. Errors as :meth:`generate`.
         """
         if path not in _PATHS:
             raise ValueError(f"path must be one of {', '.join(_PATHS)}, got {path!r}")
