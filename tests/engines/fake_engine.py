@@ -313,7 +313,7 @@ async def fenced_fake(
         if willing:  # it says of nothing that it is idle
             fake.fence.gate.confirm_backend_drained()
         elif remote:
-            await fake.fence.confirm_drained()
+            await fake.fence.confirm_drained(TOKEN)
         fake.fence.gate.open()
         async with aiohttp.ClientSession(fake.url) as client:
             yield fake, client

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from relax_infer.engines.control import EngineControl
+from tests.engines.fake_engine import TOKEN
 from tests.engines.fenced import ask, fake, started
 
 __all__ = ["fake"]
@@ -17,7 +18,7 @@ async def test_abort_by_prefix_takes_those_and_no_others(fake):
     mine = [await started(made, client, f"run/1/generated/g{k}/s0/a1") for k in range(3)]
     other = await started(made, client, "run/2/generated/g0/s0/a1")
     control = EngineControl(made.socket)
-    assert len(await control.abort("run/1/")) == 3
+    assert len(await control.abort("run/1/", TOKEN)) == 3
     assert [answer["aborted"] for _, answer in await asyncio.gather(*mine)] == [True] * 3
     await made.until(lambda: made.fence.gate.inflight == 1)
     assert await control.requests("run/1/") == []
@@ -68,7 +69,7 @@ async def test_samples_are_aborted_by_the_id_that_the_payload_names(fake):
     body = {"rid": "run/1/g0", "sampling_params": {"n": 2}}
     by_prefix = asyncio.create_task(client.post("/generate", json=body))
     await made.until(lambda: len(made.engine.running) == 2)
-    assert await EngineControl(made.socket).abort("run/1/") != []
+    assert await EngineControl(made.socket).abort("run/1/", TOKEN) != []
     assert await ended(await by_prefix)
     await made.until(lambda: not made.engine.running)
     by_id = asyncio.create_task(client.post("/generate", json=body))
@@ -131,7 +132,7 @@ async def test_a_request_under_a_private_id_is_aborted_by_its_own(fake, how):
     await made.until(lambda: len(made.engine.running) == 2)
     match how:
         case "prefix":
-            assert await EngineControl(made.socket).abort("r10") == ["r10"]
+            assert await EngineControl(made.socket).abort("r10", TOKEN) == ["r10"]
         case "id":
             async with client.post("/abort_request", json={"rid": "r10"}) as response:
                 assert response.status == 200
