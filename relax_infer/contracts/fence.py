@@ -47,16 +47,22 @@ class FenceMemory:
     def admit(self, token: FenceToken, *, loads: bool = False) -> None:
         """Remember ``token``; raises :class:`StaleFence` if a later or a rival one was seen, or if
         something is to be loaded under one that has ended."""
+        self.check(token)
+        seen = self.seen
+        if loads and self.ended and token == seen:
+            raise StaleFence(token, token)
+        if token != seen:
+            self.seen, self.ended = token, False
+
+    def check(self, token: FenceToken) -> None:
+        """Raises :class:`StaleFence` as :meth:`admit`, and remembers nothing: for what ends work
+        and begins none."""
         seen = self.seen
         if seen is not None and (
             token.counter < seen.counter
             or (token.counter == seen.counter and token.grant_id != seen.grant_id)
         ):
             raise StaleFence(token, seen)
-        if loads and self.ended and token == seen:
-            raise StaleFence(token, token)
-        if token != seen:
-            self.seen, self.ended = token, False
 
     def end(self) -> None:
         """The grant was released here: nothing may be loaded under its token again."""

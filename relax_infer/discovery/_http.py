@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from ssl import SSLContext
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -31,13 +32,19 @@ def endpoint_url(base: str, path: str) -> str:
     return valid_url(base) + path
 
 
-def new_session() -> aiohttp.ClientSession:
+def new_session(ssl: SSLContext | None = None) -> aiohttp.ClientSession:
     """Without cookies, proxies, limits and deadlines of its own; of the running loop.
 
     aiohttp sends a request again by itself only when its method is idempotent, so never a POST.
+    ``ssl``: whom to trust; None: the system's authorities.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE, ttl_dns_cache=30),
+        connector=aiohttp.TCPConnector(
+            limit=0,
+            keepalive_timeout=_KEEP_ALIVE,
+            ttl_dns_cache=30,
+            ssl=True if ssl is None else ssl,
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
         trust_env=False,
@@ -87,6 +94,32 @@ def named(headers: Mapping[str, str] | None, name: str) -> str | None:
         if key.lower() == name.lower():
             return value
     return None
+
+
+def over(first: Mapping[str, str], last: Mapping[str, str] | None) -> dict[str, str]:
+    """Both, whatever the case of their names; of two with one name the last."""
+    if not last:
+        return dict(first)
+    taken = {key.lower() for key in last}
+    return {key: value for key, value in first.items() if key.lower() not in taken} | dict(last)
+
+
+def checked(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy.
+
+    Raises:
+        ValueError: they are no mapping of strings to strings.
+    """
+    if headers is None:
+        return {}
+    given = cast("object", headers)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"headers must be a mapping, got {type(given).__name__}")
+    for key, value in cast("Mapping[object, object]", given).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            # Not the value: it may be a secret.
+            raise ValueError(f"headers must map strings to strings; {key!r} does not")
+    return dict(headers)
 
 
 def _picklable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:

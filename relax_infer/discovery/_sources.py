@@ -29,19 +29,26 @@ def from_provider(provider: SnapshotProvider) -> Fetch:
     return fetch
 
 
-def from_url(role_url: str, session: Callable[[], aiohttp.ClientSession]) -> Fetch:
+def from_url(
+    role_url: str,
+    session: Callable[[], aiohttp.ClientSession],
+    headers: Mapping[str, str],
+) -> Fetch:
     """``GET <role_url>/engines?schema=2``, conditional on the last answer's entity tag.
+
+    ``headers`` go with every read, but for an ``If-None-Match``, which is the reader's own.
 
     Raises ``aiohttp.ClientError`` for a status that is no success, and for one that cannot be
     reached or does not answer in time (``ServerTimeoutError``); InferenceRoutingError (503) for an
     answer that is no schema 2 document.
     """
     address = endpoint_url(role_url, "/engines")
+    own = {key: value for key, value in headers.items() if key.lower() != "if-none-match"}
 
     async def read(known: Known | None) -> Known | tuple[bytes, str | None]:
         """What is known already, or a body and its tag."""
         tag = None if known is None else known.etag
-        headers = {} if tag is None else {"If-None-Match": tag}
+        headers = own if tag is None else own | {"If-None-Match": tag}
         with speaking_http(address):
             response = await session().get(
                 address, params={"schema": "2"}, headers=headers, allow_redirects=False

@@ -6,15 +6,18 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from ssl import SSLContext
 from typing import Any, Self, cast
 
 import aiohttp
 
 from relax_infer.discovery._fields import url as valid_url
 from relax_infer.discovery._http import (
+    checked,
     endpoint_url,
     named,
     new_session,
+    over,
     refuse_error,
     speaking_http,
 )
@@ -51,6 +54,8 @@ class InferenceClient:
         timeout: float = 60.0,
         cache_ttl: float = 1.0,
         max_connections: int = MAX_CONNECTIONS,
+        headers: Mapping[str, str] | None = None,
+        ssl: SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -65,6 +70,11 @@ class InferenceClient:
             cache_ttl: seconds for which a document is used again.
             max_connections: requests that may be in flight at once; others wait for their turn.
                 Discovery has connections of its own.
+            headers: sent to discovery and with every request; a request's own win. What was given
+                as ``Authorization`` for a ``discovery_url`` also goes to the gateway, and not to
+                engines that discovery names.
+            ssl: whom to trust behind an ``https`` address, e.g.
+                ``ssl.create_default_context(cafile="ca.pem")``; None: the system's authorities.
             clock: seconds, for the cache.
         """
         if (discovery_url is None) == (snapshot_provider is None):
@@ -81,10 +91,19 @@ class InferenceClient:
             raise ValueError(f"max_connections must be an int, got {max_connections!r}")
         if max_connections < 1:
             raise ValueError(f"max_connections must be positive, got {max_connections}")
+        if not isinstance(cast("object", ssl), SSLContext | None):
+            raise ValueError(f"ssl must be an ssl.SSLContext or None, got {ssl!r}")
+        self._headers, self._ssl = checked(headers), ssl
         if snapshot_provider is not None:
             fetch = from_provider(snapshot_provider)
         else:
-            fetch = from_url(valid_url(discovery_url or ""), self._open)
+            fetch = from_url(valid_url(discovery_url or ""), self._open, self._headers)
+            if gateway_url is None:  # a token for whoever answers discovery, not for whom it names
+                self._headers = {
+                    name: value
+                    for name, value in self._headers.items()
+                    if name.lower() != "authorization"
+                }
         self._gateway = None if gateway_url is None else valid_url(gateway_url)
         self._timeout = timeout
         self._turns = asyncio.Semaphore(max_connections)
@@ -168,12 +187,13 @@ class InferenceClient:
     ) -> AsyncGenerator[bytes]:
         """The answer's bytes as they come, untouched; ``payload`` asks the backend to stream.
 
-        ``path``: ``/generate``, ``/v1/chat/completions`` or ``/chat/completions``. Every chunk is
-        under the one deadline; after it the backend is hung up on and TimeoutError raised. Errors
-        as :meth:`generate`.
+        ``path``: ``/generate``, ``/v1/chat/completions`` or ``/chat/completions``, which without a
+        gateway is sent as the former. Every chunk is under the one deadline; after it the backend
+        is hung up on and TimeoutError raised. Errors as :meth:`generate`.
         """
         if path not in _PATHS:
             raise ValueError(f"path must be one of {', '.join(_PATHS)}, got {path!r}")
+        headers = over(self._headers, headers)
         deadline = self._deadline()
         async with asyncio.timeout_at(deadline):
             await self._turns.acquire()
@@ -197,6 +217,7 @@ class InferenceClient:
         affinity_key: str | None,
         headers: Mapping[str, str] | None,
     ) -> Document:
+        headers = over(self._headers, headers)
         deadline = self._deadline()
         async with asyncio.timeout_at(deadline), self._turns:
             target = await self._select(payload, model, route_key, affinity_key, headers)
@@ -217,7 +238,7 @@ class InferenceClient:
         model: str | None,
         route_key: str | None,
         affinity_key: str | None,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
     ) -> RouteTarget:
         selectors: dict[str, Any] = {
             "model": payload.get("model") if model is None else model,
@@ -242,13 +263,15 @@ class InferenceClient:
         payload: Mapping[str, Any],
         target: RouteTarget,
         affinity_key: str | None,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """The one POST. Any way out but a whole answer forgets what was known, and hangs up."""
         body = self._outgoing(path, payload, target)
-        sent_headers = dict(headers or {})
+        sent_headers = dict(headers)
         if affinity_key is not None and named(headers, AFFINITY) is None:
             sent_headers[AFFINITY] = affinity_key
+        if self._gateway is None and path != _GENERATE:
+            path = _CHAT  # engines and routers serve no other; a gateway has both
         address = endpoint_url(self._gateway or target.base_url, path)
         response: aiohttp.ClientResponse | None = None
         try:
@@ -282,7 +305,7 @@ class InferenceClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = new_session()
+            self._session = new_session(self._ssl)
         return self._session
 
 

@@ -6,36 +6,15 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
-
-import msgspec
+from typing import Protocol
 
 from relax_infer.engines._asgi import ASGIMessage, Receive
+from relax_infer.engines._rids import Refused, request_ids, with_other_ids
 from relax_infer.engines.request_log import Reason
 
 ABORT_AGAIN_SECONDS = 0.05
 BODY_BYTES = 64 << 20
 """Of a request body, at most; a gateway's default."""
-_ESCAPED = (b"\\u", b"\0")
-_ENCODED = (b'"rid"', *_ESCAPED)
-"""One of these is in every JSON document with the key: as it is, escaped, or in another coding."""
-
-
-class _Payload(msgspec.Struct):
-    rid: Any = None
-
-
-_READER = msgspec.json.Decoder(_Payload)
-
-
-class Refused(Exception):
-    """What a caller sent is at fault; the engine does not hear of it."""
-
-    def __init__(
-        self, status: int, detail: str, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        super().__init__(status, detail, headers)
-        self.status, self.detail, self.headers = status, detail, headers
 
 
 class Backend(Protocol):
@@ -181,6 +160,9 @@ class Call:
         beginning that is: SGLang aborts by prefix, so that one who leaves would end both.
 
         Only the engine sees it. An id that the engine has already is left to it to refuse.
+
+        Raises:
+            Refused: one needs another id, and the body cannot be written with it.
         """
         taken = {name for call in others if call.admitted for name in call._names}
         if not taken or not self.rids:
@@ -191,12 +173,7 @@ class Call:
             if rid not in known and _clashes(rid, taken, ordered):
                 self.renamed[rid] = f"fence-{uuid.uuid4().hex}"
         if self.renamed:
-            document = json.loads(self._body)
-            given = document["rid"]
-            several = isinstance(given, list)
-            names = [self.renamed.get(rid, rid) for rid in (given if several else [given])]
-            document["rid"] = names if several else names[0]
-            self._body = json.dumps(document).encode()
+            self._body = with_other_ids(self._body, self.renamed)
 
     def named_back(self, message: ASGIMessage) -> tuple[ASGIMessage, ...]:
         """A part of the answer with the caller's own ids. The head waits for the first part, which
@@ -240,32 +217,3 @@ def _clashes(rid: str, taken: set[str], ordered: Sequence[str]) -> bool:
         return True
     at = bisect_left(ordered, rid)
     return at < len(ordered) and ordered[at].startswith(rid)
-
-
-def request_ids(body: bytes) -> tuple[str, ...]:
-    """Request ids that a payload names (``rid``: a string or a list of strings); none where it is
-    no JSON, which the engine says better.
-
-    Raises:
-        Refused: it is nested too deeply to be read.
-    """
-    if not any(each in body for each in _ENCODED):
-        return ()
-    rid = _rid(body)
-    rids = cast("list[object]", rid) if isinstance(rid, list) else [rid]
-    return tuple(each for each in rids if isinstance(each, str) and each)
-
-
-def _rid(body: bytes) -> object:
-    if not any(each in body for each in _ESCAPED):
-        try:
-            return _READER.decode(body).rid  # no other field is made into an object
-        except (msgspec.DecodeError, RecursionError):
-            pass  # Python's reader takes more
-    try:
-        document: object = json.loads(body)
-    except ValueError:
-        return None
-    except RecursionError:
-        raise Refused(400, "Request body is nested too deeply") from None
-    return cast("dict[str, object]", document).get("rid") if isinstance(document, dict) else None

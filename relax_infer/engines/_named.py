@@ -30,7 +30,7 @@ class Named:
 def named(body: bytes) -> Named:
     """The payload as it is, or with an id put at its end where it has none."""
     try:
-        document = json.loads(body)
+        document = _read(body)
     except (ValueError, RecursionError):
         return Named(body)
     if not isinstance(document, dict):
@@ -58,12 +58,21 @@ def ids_in(part: bytes) -> list[str]:
 
 
 def _with_id(body: bytes, rid: str, *, empty: bool) -> bytes:
-    """Of two equal keys the last holds, so this one does also where the payload says ``null``. What
-    is not UTF-8, where the end could not be found, is written anew."""
-    end = body.rstrip()
-    if b"\0" in body or not end.endswith(b"}"):
-        return json.dumps({**json.loads(body), "rid": rid}).encode()
-    return end[:-1] + (b"" if empty else b", ") + b'"rid": "%s"}' % rid.encode()
+    """Of two equal keys the last holds, so this one does also where the payload says ``null``. All
+    else stays as it is written, in whatever coding."""
+    coding = json.detect_encoding(body)
+    end = body.decode(coding, "surrogatepass").rstrip()
+    end = f'{end[:-1]}{"" if empty else ", "}"rid": "{rid}"}}'
+    return end.encode(coding, "surrogatepass")
+
+
+def _read(body: bytes) -> Any:
+    """With 0 for a whole number of so many digits that Python makes none of them; an engine's own
+    reader may. Raises ValueError: it is no JSON; RecursionError."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return json.loads(body, parse_int=lambda digits: int(digits) if len(digits) < 99 else 0)
 
 
 def _prompts(fields: dict[str, Any]) -> int | None:

@@ -17,7 +17,7 @@ from relax_infer.contracts.engines import (
     ReleaseEvidence,
     ReplicaReport,
 )
-from relax_infer.contracts.failures import RelaxError, TransientError
+from relax_infer.contracts.failures import PermanentError, RelaxError, TransientError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines.follower import Follower
 from relax_infer.engines.node import NodeReport
@@ -191,7 +191,16 @@ class EngineActor:
 
     async def settle_requests(self, prefix: str, timeout: float) -> int:
         self._replica.head.check_place()
-        return await self._replica.settle(prefix, timeout)
+
+        def current() -> FenceToken:
+            if self._fence.seen is None:
+                raise PermanentError(
+                    f"Engine {self._replica.engine_id} runs, and no grant of it is known.",
+                    cure="Onload it under a grant.",
+                )
+            return self._fence.seen
+
+        return await self._replica.settle(prefix, timeout, current)
 
     async def in_flight(self) -> int:
         self._replica.head.check_place()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 
@@ -16,9 +16,14 @@ CHANGING = "changing"
 """Version that an engine names while its weights are neither the last nor the next."""
 
 
+class OvertakenError(PermanentError):
+    """The engine has seen a later or a rival token: it is another grant's now."""
+
+
 class EngineControl:
     """Calls to one engine. Each raises :class:`UnconfirmedError` when no answer came (the call
-    may or may not have had its effect) and :class:`PermanentError` when the engine refused."""
+    may or may not have had its effect) and :class:`PermanentError` when the engine refused, which
+    is an :class:`OvertakenError` where the token was the reason."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -36,17 +41,18 @@ class EngineControl:
         query = {"mode": "drain", "deadline": f"{drain_for:g}"} if drain_for > 0 else None
         await self._json("POST", "/_fence/close", query=query, token=token)
 
-    async def confirm_drained(self) -> None:
+    async def confirm_drained(self, token: FenceToken) -> None:
         """Refused while anything is in flight, in the tokenizer's table or in the scheduler."""
-        await self._json("POST", "/_fence/confirm_drained")
+        await self._json("POST", "/_fence/confirm_drained", token=token)
 
     async def requests(self, prefix: str) -> list[str]:
         """Ids beginning with ``prefix`` of requests in the fence or in the engine."""
         return (await self._json("GET", "/_fence/requests", query={"prefix": prefix}))["rids"]
 
-    async def abort(self, prefix: str) -> list[str]:
+    async def abort(self, prefix: str, token: FenceToken) -> list[str]:
         """Abort every request whose id begins with ``prefix``; they may take a moment to end."""
-        return (await self._json("POST", "/_fence/abort", query={"prefix": prefix}))["rids"]
+        query = {"prefix": prefix}
+        return (await self._json("POST", "/_fence/abort", query=query, token=token))["rids"]
 
     async def alive(self) -> bool:
         status, _ = await self._call("GET", "/health", timeout=10)
@@ -178,7 +184,9 @@ class EngineControl:
             method, path, body, query=query, token=token, timeout=timeout
         )
         if status != 200:
-            raise PermanentError(f"{method} {path} on {self.socket} answered {status}: {answer}")
+            stale = isinstance(answer, dict) and cast("dict[str, Any]", answer).get("stale") is True
+            refused = OvertakenError if stale else PermanentError
+            raise refused(f"{method} {path} on {self.socket} answered {status}: {answer}")
         return answer
 
     async def _call(

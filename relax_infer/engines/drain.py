@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken
-from relax_infer.engines.control import EngineControl
+from relax_infer.engines.control import EngineControl, OvertakenError
 
 _POLL = 0.05
 _POLITE_SECONDS = 2.0
@@ -24,7 +25,8 @@ async def drain(
 
     Raises:
         UnconfirmedError: not ``timeout`` seconds after that, or a call had no answer.
-        PermanentError: the engine refused a call. Either way nothing may be released.
+        PermanentError: the engine refused a call, OvertakenError where another grant has come
+            since. Either way nothing may be released.
     """
     deadline = time.monotonic() + patience + timeout
     await control.close(token, patience)
@@ -32,17 +34,28 @@ async def drain(
         await _again(control, deadline, f"{left} requests are in flight")
     await control.pause(token, max(1.0, deadline - time.monotonic()))
     while not await control.flush_cache():
-        await control.abort("")
+        await control.abort("", token)
         await _again(control, deadline, "its scheduler is busy")
-    await confirm_drained(control, max(1.0, deadline - time.monotonic()))
+    await confirm_drained(control, token, max(1.0, deadline - time.monotonic()))
 
 
-async def confirm_drained(control: EngineControl, timeout: float) -> None:
-    """Wait until the fence of a closed engine agrees that it is drained."""
+async def confirm_drained(control: EngineControl, token: FenceToken, timeout: float) -> None:
+    """Wait until the fence of a closed engine agrees that it is drained.
+
+    Args:
+        token: with which it was closed.
+        timeout: seconds.
+
+    Raises:
+        OvertakenError: another grant has come since.
+        UnconfirmedError: it does not agree in time.
+    """
     deadline = time.monotonic() + timeout
     while True:
         try:
-            await control.confirm_drained()
+            await control.confirm_drained(token)
+        except OvertakenError:
+            raise
         except PermanentError as busy:
             await _again(control, deadline, str(busy))
         else:
@@ -63,15 +76,22 @@ async def close_before_end(control: EngineControl, token: FenceToken) -> None:
         return
 
 
-async def settle(control: EngineControl, prefix: str, timeout: float) -> int:
+async def settle(
+    control: EngineControl, prefix: str, timeout: float, current: Callable[[], FenceToken]
+) -> int:
     """Abort requests whose id begins with ``prefix``; the number of them, once all are gone.
+
+    Args:
+        timeout: seconds.
+        current: the token of whoever has the engine now. The ids tell whose requests end: they
+            may be waited for over a change of grants.
 
     Raises:
         UnconfirmedError: some are still there after ``timeout`` seconds.
     """
     seen: set[str] = set()
     deadline = time.monotonic() + timeout
-    while left := await control.abort(prefix):
+    while left := await control.abort(prefix, current()):
         seen.update(left)
         await _again(control, deadline, f"aborted requests {left[:3]} are not gone")
     return len(seen)

@@ -26,7 +26,8 @@ from relax_infer.engines._asgi import (
     reply,
     reply_text,
 )
-from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call, Refused
+from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
+from relax_infer.engines._rids import Refused
 from relax_infer.engines._routes import ABORT, GATED, METADATA, METRICS, UNGATED, needs_token
 from relax_infer.engines.guard_metrics import GuardMetrics
 from relax_infer.engines.request_log import RequestLog
@@ -63,6 +64,11 @@ def _drain_seconds(query: dict[str, list[str]]) -> float:
         f"close takes mode=cancel, or mode=drain with a deadline in seconds above 0;"
         f" it got mode={mode!r}, deadline={given!r}"
     )
+
+
+def _refusal(error: Exception, before: str = "") -> dict[str, Any]:
+    """``stale``: to ask again with this token cannot help."""
+    return {"detail": f"{before}{error}", "stale": isinstance(error, StaleFence)}
 
 
 class Fence:
@@ -109,7 +115,7 @@ class Fence:
             try:
                 self.memory.admit(_token(header(scope, TOKEN_HEADER)))
             except (StaleFence, ValueError) as error:
-                await reply(send, 409, {"detail": f"{scope['path']}: {error}"})
+                await reply(send, 409, _refusal(error, f"{scope['path']}: "))
             else:
                 await self.app(scope, receive, send)
         else:
@@ -273,6 +279,7 @@ class Fence:
                 case ("GET", "requests"):
                     await reply(send, 200, {"rids": self.active(prefix)})
                 case ("POST", "abort"):
+                    self.memory.check(_token(header(scope, TOKEN_HEADER)))
                     rids = self.active(prefix)
                     self._abort(prefix)
                     await reply(send, 200, {"rids": rids})
@@ -288,12 +295,12 @@ class Fence:
                     log.info("admits nobody", extra={"fence": str(self.memory.seen)})
                     await reply(send, 200, await self.status())
                 case ("POST", "confirm_drained"):
-                    await self.confirm_drained()
+                    await self.confirm_drained(_token(header(scope, TOKEN_HEADER)))
                     await reply(send, 200, await self.status())
                 case _:
                     await reply(send, 404, {"detail": "Not Found"})
         except (StaleFence, RuntimeError, ValueError) as error:
-            await reply(send, 409, {"detail": str(error)})
+            await reply(send, 409, _refusal(error))
 
     def close(self, drain_for: float = 0.0) -> None:
         """Admit nobody, and end what is admitted, at once or what is left in ``drain_for`` seconds.
@@ -324,8 +331,14 @@ class Fence:
             if not self.gate.ready and now() >= self._end_at:
                 self._cancel()
 
-    async def confirm_drained(self) -> None:
-        """Raises RuntimeError that says why the engine cannot be called drained."""
+    async def confirm_drained(self, token: FenceToken) -> None:
+        """Put down that the engine does nothing, once it says so itself.
+
+        Raises:
+            RuntimeError: it says why the engine cannot be called drained.
+            StaleFence: a later or a rival token was seen, also while the engine was asked.
+        """
+        self.memory.check(token)
         if self.gate.ready:
             raise RuntimeError("the gate is open: close it first")
         if self.gate.inflight:
@@ -336,6 +349,7 @@ class Fence:
             raise RuntimeError("the engine's scheduler is not idle")
         if self.gate.inflight or self.backend.request_ids():
             raise RuntimeError("a request came in over the management side")
+        self.memory.check(token)
         self.gate.confirm_backend_drained()
         self._metrics.drained()
         log.info("is drained", extra={"fence": str(self.memory.seen)})

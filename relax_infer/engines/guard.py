@@ -121,7 +121,7 @@ class EngineGuard:
         async def confirm_and_open(fence: Fence) -> None:
             fence.memory.admit(token)
             if not fence.gate.ready:
-                await fence.confirm_drained()
+                await fence.confirm_drained(token)
                 fence.memory.admit(token)  # somebody may have closed it meanwhile
                 fence.gate.open()
 
@@ -142,9 +142,14 @@ class EngineGuard:
 
         self._do(close, timeout)
 
-    def confirm_drained(self, timeout: float = 30.0) -> None:
-        """Raises RuntimeError: the gate is open, or the engine does not say that it is idle."""
-        self._do(Fence.confirm_drained, timeout)
+    def confirm_drained(self, token: FenceToken, timeout: float = 30.0) -> None:
+        """Put down that the engine does nothing, once it says so.
+
+        Raises:
+            StaleFence: a later or a rival token was seen.
+            RuntimeError: the gate is open, or the engine does not say that it is idle.
+        """
+        self._do(lambda fence: fence.confirm_drained(token), timeout)
 
     def status(self, timeout: float = 30.0) -> dict[str, Any]:
         """As ``/_fence/status`` of the management side."""

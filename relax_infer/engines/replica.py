@@ -7,7 +7,7 @@ that says whether it still counts as a holder of its GPUs.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relax_infer.contracts.engines import (
@@ -117,7 +117,7 @@ class EngineReplica:
             await self.check_weights()
             await resident.check_canary(self._control, limit)
             await self._control.close(token)
-            await confirm_drained(self._control, self.spec.drain_timeout)
+            await confirm_drained(self._control, token, self.spec.drain_timeout)
             if op.open_admission:
                 await self._control.open(token)
                 self._advance(_E.OPENED)
@@ -232,7 +232,7 @@ class EngineReplica:
         uses = await self._end(op.fence, ends_grant=op.ends_grant)
         return self._evidence(op.fence, uses, self.spec.residual_memory, gone=True)
 
-    async def settle(self, prefix: str, timeout: float) -> int:
+    async def settle(self, prefix: str, timeout: float, current: Callable[[], FenceToken]) -> int:
         """Abort requests whose id begins with ``prefix``; their number, once they are gone.
 
         Nothing runs in an engine that is not there or asleep. A server that is gone took its
@@ -241,7 +241,7 @@ class EngineReplica:
         engine = self.engine
         if engine is None or self.state is ReplicaState.SLEEPING or engine.ended():
             return 0
-        return await settle(engine.control, prefix, timeout)
+        return await settle(engine.control, prefix, timeout, current)
 
     async def in_flight(self) -> int:
         """Requests that its fence has admitted and not yet answered."""

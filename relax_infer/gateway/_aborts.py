@@ -2,6 +2,9 @@
 
 A role behind a router is aborted at every engine, for every id: were these requests to take turns
 with those of callers, one caller that leaves could hold up all others.
+
+An engine knows a request by its id alone. So none is aborted while another caller's request holds
+its id, be it a repeat of the one that was given up; it is once nobody does any more.
 """
 
 import asyncio
@@ -28,11 +31,33 @@ class Aborts:
         self._at_work = 0
         """Senders that look for more; a task that has ended is a sender for a moment longer."""
         self._dropped = 0
+        self._live: dict[str, int] = {}
+        """Requests under way by id."""
+        self._owed: dict[str, set[str]] = {}
+        """Of those ids, the engines at which one was given up."""
+
+    def hold(self, rids: Iterable[str]) -> None:
+        """A request under these ids begins: none of them is aborted before it ends."""
+        for rid in rids:
+            self._live[rid] = self._live.get(rid, 0) + 1
+
+    def let_go(self, rids: Iterable[str]) -> None:
+        """It has ended; once for each :meth:`hold`."""
+        for rid in rids:
+            if (left := self._live[rid] - 1) > 0:
+                self._live[rid] = left
+            else:
+                del self._live[rid]
+                if owed := self._owed.pop(rid, None):
+                    self.put(owed, (rid,))
 
     def put(self, base_urls: Iterable[str], rids: Iterable[str]) -> None:
-        """Every id at every engine, soon."""
+        """Every id at every engine, soon; those that a request holds, when it has ended."""
         engines = tuple(base_urls)
         for rid in rids:
+            if rid in self._live:
+                self._owed.setdefault(rid, set()).update(engines)
+                continue
             for engine in engines:
                 if len(self._waiting) >= WAITING:
                     self._waiting.popleft()
@@ -56,7 +81,11 @@ class Aborts:
     async def _drain(self) -> None:
         try:
             while self._waiting:
-                await self._send(*self._waiting.popleft())
+                engine, rid = self._waiting.popleft()
+                if rid in self._live:
+                    self._owed.setdefault(rid, set()).add(engine)
+                else:
+                    await self._send(engine, rid)
         finally:
             self._at_work -= 1
         if self._dropped:

@@ -223,7 +223,7 @@ class Direct(Exchange):
                 plan = request
             else:
                 plan = route.handler.plan(request, route.snapshot(), sent)
-            self.rids, self.engines, self.asked = plan.rids, plan.engines, True
+            route.handler.begin(self, plan)
             self._chunks = None if plan.stream else []
             self._task = route.upstream.ask(plan.base_url, plan.path, sent, plan.body, self)
         except GatewayError as error:

@@ -95,11 +95,20 @@ class Upstream:
         except _FAILURES as error:
             raise _unavailable("GET", base_url, path, error) from error
 
+    def hold(self, rids: Iterable[str]) -> None:
+        """A request under these ids begins; :meth:`let_go` must be called once for it."""
+        self._aborts.hold(rids)
+
+    def let_go(self, rids: Iterable[str]) -> None:
+        """The request that :meth:`hold` was called for has ended."""
+        self._aborts.let_go(rids)
+
     def abort(self, base_urls: Iterable[str], rids: Iterable[str]) -> None:
         """Tell the engines that nobody waits for these requests any more; best effort.
 
         Closing the connection already tells them, and an engine's fence acts on it; this is for
-        requests that are behind a router. Proof that an engine is idle is another matter.
+        requests that are behind a router. Proof that an engine is idle is another matter. An id
+        that another request of this process holds is aborted when that one has ended.
         """
         self._aborts.put(base_urls, rids)
 

@@ -140,12 +140,19 @@ class InferenceGatewayHandler:
         engines = _engines(snapshot, target)
         return Plan(target.base_url, path, body, request.stream, request.to.rids, engines)
 
+    def begin(self, exchange: Exchange, plan: Plan) -> None:
+        """The backend is about to be asked; :meth:`end` gives back what this takes."""
+        exchange.rids, exchange.engines, exchange.asked = plan.rids, plan.engines, True
+        self._upstream.hold(plan.rids)
+
     def end(self, exchange: Exchange) -> None:
         """Give the connection back; unless the backend has answered, abort the request."""
         if exchange.upstream is not None:
             exchange.upstream.close()
-        if exchange.asked and not exchange.finished:
-            self._upstream.abort(exchange.engines, exchange.rids)
+        if exchange.asked:
+            self._upstream.let_go(exchange.rids)
+            if not exchange.finished:
+                self._upstream.abort(exchange.engines, exchange.rids)
 
     async def snapshot(self) -> RoleSnapshot:
         """This role's snapshot.
@@ -222,7 +229,7 @@ class InferenceGatewayHandler:
     # --- pieces
 
     async def _post(self, plan: Plan, sent: Sent, exchange: Exchange) -> Answer:
-        exchange.rids, exchange.engines, exchange.asked = plan.rids, plan.engines, True
+        self.begin(exchange, plan)
         response = await self._upstream.post(plan.base_url, plan.path, sent, plan.body)
         exchange.upstream = response
         return await answer_of(response, exchange, stream=plan.stream)

@@ -36,10 +36,14 @@ CASES = (
     *(("64 KB", 1), ("64 KB", 32), ("64 KB", 128)),
 )
 WAYS = ("direct", "sglang-router", "gateway", "app", "fenced app")
-AIMS = {("small", 1): 1.0, ("small", 32): 1.0, ("small", 128): 0.5, ("64 KB", 32): 4.0}
-"""Of the router's requests per second; cases without one are measured only."""
+AIMS = {
+    **{("small", 1): 1.0, ("small", 32): 1.0, ("small", 128): 0.5},
+    **{("64 KB", 1): 4.0, ("64 KB", 32): 4.0, ("64 KB", 128): 4.0},
+}
+"""Of the router's requests per second."""
 ADDED = 0.15
-"""Milliseconds that a lone request may take longer, at the median."""
+"""Milliseconds that a lone small request may take longer at the median, by the gateway and an
+engine's fence together."""
 
 
 class Measured(NamedTuple):
@@ -172,6 +176,22 @@ def _cpu(process: psutil.Process) -> float:
     return sum(t.user + t.system for t in times)
 
 
+def missed(case: tuple[str, int], rate: float, gateway: float, fence: float) -> list[str]:
+    """The aims that one case does not meet, in words; none is good.
+
+    Args:
+        rate: requests per second through the gateway, of the router's.
+        gateway: milliseconds that it adds at the median.
+        fence: those that a fence adds to the engine behind it.
+    """
+    found: list[str] = []
+    if rate < (aim := AIMS[case]):
+        found.append(f"{case[0]}, {case[1]}: {rate:.2f} of the router's rate, not {aim}")
+    if case == ("small", 1) and (added := gateway + fence) > ADDED:
+        found.append(f"{case[0]}, {case[1]}: {added:.3f} ms added at p50, not {ADDED}")
+    return found
+
+
 def main(rounds: int = 5, seconds: float = 3.0) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -190,31 +210,33 @@ def main(rounds: int = 5, seconds: float = 3.0) -> int:
         "| body, connections | way | req/s | p50 ms | p99 ms | CPU us | of the router | aim | CPU |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    missed = 0
+    failed: list[str] = []
     for case, rounds_of in found.items():
         router = rounds_of["sglang-router"]
+        rates: dict[str, float] = {}
         for way, measured in rounds_of.items():
             m = Measured(*map(statistics.median, zip(*measured, strict=True)))
             pairs = list(zip(measured, router, strict=True))
-            rate = statistics.median(one.rate / other.rate for one, other in pairs)
+            rates[way] = statistics.median(one.rate / other.rate for one, other in pairs)
             cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
-            aim = AIMS.get(case, 0.0) if way == "gateway" else 0.0
-            missed += rate < aim
+            aim = AIMS[case] if way == "gateway" else ""
             print(
                 f"| {case[0]}, {case[1]} | {way} | {m.rate:,.0f} | {m.p50:.3f} | {m.p99:.3f} |"
-                f" {m.cpu:.0f} | {rate:.2f} | {aim or ''} | {cpu:.2f} |"
+                f" {m.cpu:.0f} | {rates[way]:.2f} | {aim} | {cpu:.2f} |"
             )
-        pairs = list(zip(rounds_of["fenced app"], rounds_of["app"], strict=True))
-        p50 = statistics.median(one.p50 - other.p50 for one, other in pairs)
-        cpu = statistics.median(one.cpu - other.cpu for one, other in pairs)
-        print(f"| {case[0]}, {case[1]} | the fence adds | | {p50:.3f} | | {cpu:.0f} | | | |")
+        added: dict[str, float] = {}
+        for way, without in (("gateway", "direct"), ("fenced app", "app")):
+            pairs = list(zip(rounds_of[way], rounds_of[without], strict=True))
+            added[way] = statistics.median(one.p50 - other.p50 for one, other in pairs)
+            cpu = statistics.median(one.cpu - other.cpu for one, other in pairs)
+            what = "the gateway adds" if way == "gateway" else "the fence adds"
+            print(f"| {case[0]}, {case[1]} | {what} | | {added[way]:.3f} | | {cpu:.0f} | | | |")
         if case == ("small", 1):
-            pairs = list(zip(rounds_of["gateway"], rounds_of["direct"], strict=True))
-            added = statistics.median(one.p50 - other.p50 for one, other in pairs)
-            missed += added > ADDED
-            print(f"| {case[0]}, 1 | added at p50 | | {added:.3f} | | | | {ADDED} | |")
-    print(f"\n{missed} aims missed" if missed else "\nEvery aim is met")
-    return 1 if missed else 0
+            both = sum(added.values())
+            print(f"| {case[0]}, 1 | both add | | {both:.3f} | | | | {ADDED} | |")
+        failed += missed(case, rates["gateway"], added["gateway"], added["fenced app"])
+    print("\n" + ("\n".join(f"missed: {each}" for each in failed) or "Every aim is met"))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

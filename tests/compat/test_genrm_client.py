@@ -77,6 +77,14 @@ async def test_what_is_not_given_is_not_sent(judge: Judge):
     ]
 
 
+async def test_as_many_questions_go_at_once_as_the_contract_says(judge: Judge):
+    """Contract 4.9: a pool of 2048."""
+    async with GenRMClient(judge.url) as client:
+        assert client._session is not None
+        assert client._session.connector is not None
+        assert client._session.connector.limit == 2048
+
+
 @pytest.mark.parametrize("trouble", [said(503), HANG_UP], ids=["5xx", "transport"])
 async def test_trouble_is_asked_again_twice(judge: Judge, pauses: list[float], trouble: Answer):
     judge.answers = [trouble, trouble, YES]

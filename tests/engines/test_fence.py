@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relax_infer.engines import _call, fence
 from relax_infer.engines.control import EngineControl
 from relax_infer.gateway._limits import Limits
+from tests.engines.fake_engine import TOKEN
 from tests.engines.fenced import ask, fake, started
 from tests.engines.sglang_routes import CHANGING_PATHS
 
@@ -63,7 +64,7 @@ async def test_the_guard_counts_what_it_admits_refuses_and_how_long_it_drains(fa
     made.fence.close()
     await waiting
     await made.until(lambda: not made.fence.gate.inflight)
-    await made.fence.confirm_drained()
+    await made.fence.confirm_drained(TOKEN)
     assert (await ask(client, "r3"))[0] == 503
     after = await counted()
     assert (after["admitted_total"], after["refused_total closed"]) == (2, 1)

@@ -9,8 +9,8 @@ import pytest
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken
 from relax_infer.engines._routes import needs_token
-from relax_infer.engines.control import EngineControl
-from relax_infer.engines.drain import confirm_drained, drain
+from relax_infer.engines.control import EngineControl, OvertakenError
+from relax_infer.engines.drain import confirm_drained, drain, settle
 from tests.engines.fake_engine import TOKEN
 from tests.engines.fenced import LATER, ask, fake, started
 from tests.engines.sglang_routes import CHANGING_PATHS, listed_routes
@@ -38,13 +38,13 @@ async def test_a_drain_lets_what_runs_end_and_admits_nobody(fake):
     await control.close(LATER, 30)
     assert (await ask(client, "late"))[0] == 503
     with pytest.raises(PermanentError, match="in flight"):
-        await control.confirm_drained()
+        await control.confirm_drained(LATER)
     status = await control.status()
     assert (status["ready"], status["inflight"], status["backend_drained"]) == (False, 1, False)
     made.engine.running["r"].set()
     assert await running == (200, {"rid": "r", "aborted": False})
     assert made.engine.aborted == []
-    await confirm_drained(control, 10)
+    await confirm_drained(control, LATER, 10)
     await control.open(LATER)
     assert [row["reason"] for row in made.log() if row["event"] == "ended"] == ["answered"]
 
@@ -60,7 +60,7 @@ async def test_a_drain_aborts_at_its_deadline_what_is_left(fake):
     assert await long == (200, {"rid": "long", "aborted": True})
     assert asyncio.get_running_loop().time() >= before + 0.4
     await made.until(lambda: not made.engine.running)
-    await confirm_drained(control, 10)
+    await confirm_drained(control, LATER, 10)
     reasons = [row["reason"] for row in made.log() if row["event"] == "ended"]
     assert reasons == ["answered", "cancelled"]
 
@@ -90,7 +90,7 @@ async def test_a_later_close_only_brings_the_end_of_a_drain_forward(fake):
     await control.close(LATER, 0.3)
     await control.close(LATER, 3600)
     assert (await running)[1]["aborted"] is True
-    await confirm_drained(control, 10)
+    await confirm_drained(control, LATER, 10)
     await control.open(LATER)
     running = await started(made, client, "s")
     await control.close(LATER, 3600)
@@ -135,23 +135,23 @@ async def test_drained_is_confirmed_only_when_gate_table_and_scheduler_agree(fak
     made, client = fake
     control = EngineControl(made.socket)
     with pytest.raises(PermanentError, match="open"):
-        await control.confirm_drained()
+        await control.confirm_drained(LATER)
     task = await started(made, client, "r")
     made.fence.gate.close()
     with pytest.raises(PermanentError, match="in flight"):
-        await control.confirm_drained()
+        await control.confirm_drained(LATER)
     made.engine.running["r"].set()
     await task
     made.engine.running["ghost"] = asyncio.Event()
     with pytest.raises(PermanentError, match=r"ghost|scheduler is not idle"):
-        await control.confirm_drained()
+        await control.confirm_drained(LATER)
     del made.engine.running["ghost"]
     made.engine.busy_scheduler = True
     with pytest.raises(PermanentError, match="scheduler"):
-        await control.confirm_drained()
+        await control.confirm_drained(LATER)
     assert made.fence.gate.status()["backend_drained"] is False
     made.engine.busy_scheduler = False
-    await control.confirm_drained()
+    await control.confirm_drained(LATER)
     assert (await control.status())["backend_drained"] is True
 
 
@@ -167,6 +167,8 @@ async def test_open_close_and_lifecycle_paths_refuse_an_older_or_rival_token(fak
         control.close(stale),
         control.release(("weights",), stale, 10),
         control.load(Path("folder"), 1, stale, 10),
+        control.abort("", stale),
+        control.confirm_drained(stale),
     ):
         with pytest.raises(PermanentError, match="stale"):
             await call
@@ -174,6 +176,100 @@ async def test_open_close_and_lifecycle_paths_refuse_an_older_or_rival_token(fak
     assert made.fence.gate.ready is False
     await control.open(LATER)
     assert made.fence.memory.seen == LATER
+
+
+async def test_a_late_drain_of_an_earlier_grant_ends_nothing_of_the_next(fake):
+    """It may have begun while the engine was its own, and be at its next abort."""
+    made, client = fake
+    control = EngineControl(made.socket)
+    made.engine.busy_scheduler = True
+    late = asyncio.create_task(drain(control, TOKEN, 60))
+    await made.until(lambda: ("POST", "/pause_generation") in made.engine.seen)
+    # Between two looks of it the engine was drained and opened by the next grant.
+    made.fence.memory.admit(LATER)
+    made.fence.gate.confirm_backend_drained()
+    made.fence.gate.open()
+    running = await started(made, client, "theirs")
+    with pytest.raises(OvertakenError, match="stale"):
+        await late
+    assert made.engine.aborted == []
+    with pytest.raises(OvertakenError):
+        await confirm_drained(control, TOKEN, 60)
+    made.engine.running["theirs"].set()
+    assert await running == (200, {"rid": "theirs", "aborted": False})
+    assert made.fence.gate.status()["backend_drained"] is False
+
+
+async def test_a_grant_that_comes_while_the_engine_is_asked_is_not_called_drained(fake):
+    made, client = fake
+    control = EngineControl(made.socket)
+    running = await started(made, client, "r")
+    made.engine.running["r"].set()
+    await running
+    await control.close(TOKEN)
+    asked, go = asyncio.Event(), asyncio.Event()
+    idle = made.fence.backend.idle
+
+    async def slow() -> bool:
+        asked.set()
+        await go.wait()
+        return await idle()
+
+    made.fence.backend.idle = slow
+    confirming = asyncio.create_task(control.confirm_drained(TOKEN))
+    await asked.wait()
+    made.fence.memory.admit(LATER)
+    go.set()
+    with pytest.raises(OvertakenError):
+        await confirming
+    assert made.fence.gate.status()["backend_drained"] is False
+
+
+@pytest.mark.parametrize("path", ["abort?prefix=", "abort?prefix=r", "confirm_drained"])
+@pytest.mark.parametrize("token", [None, "", "2", "x:a", "0:a", "1:z"])
+async def test_who_ends_requests_or_calls_it_drained_names_the_token(fake, path: str, token):
+    made, client = fake
+    running = await started(made, client, "r")
+    connector = aiohttp.UnixConnector(path=str(made.socket))
+    headers = {} if token is None else {"x-relax-fence": token}
+    async with (
+        aiohttp.ClientSession(connector=connector) as inside,
+        inside.post(f"http://engine/_fence/{path}", headers=headers) as response,
+    ):
+        told = await response.json()
+    assert (response.status, told["stale"]) == (409, token in ("0:a", "1:z"))
+    assert made.engine.aborted == []
+    made.engine.running["r"].set()
+    await running
+    assert made.fence.memory.seen == TOKEN
+
+
+async def test_a_token_that_only_ends_requests_is_not_remembered(fake):
+    """The grant before it may still be at work here; what it is, its first change says."""
+    made, client = fake
+    control = EngineControl(made.socket)
+    running = await started(made, client, "r")
+    assert await control.abort("", LATER) == ["r"]
+    assert (await running)[1]["aborted"] is True
+    assert made.fence.memory.seen == TOKEN
+
+
+async def test_requests_that_are_settled_may_outlast_the_grant(fake):
+    """Their ids say whose they are: whoever has the engine now has none of them."""
+    made, client = fake
+    control = EngineControl(made.socket)
+    mine = await started(made, client, "run/1/g0")
+    abort = made.fence.backend.abort
+    made.fence.backend.abort = lambda rid: None
+    tokens = iter([TOKEN, TOKEN])
+    settling = asyncio.create_task(settle(control, "run/1/", 20, lambda: next(tokens, LATER)))
+    await made.until(lambda: next(tokens, None) is None)
+    made.fence.memory.admit(LATER)
+    await asyncio.sleep(0.2)
+    assert not settling.done()
+    made.fence.backend.abort = abort
+    assert await settling == 1
+    assert (await mine)[1]["aborted"] is True
 
 
 async def test_nothing_changes_without_a_token_on_any_route_of_sglang(fake):

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from relax_infer.engines.control import EngineControl
+from tests.engines.fake_engine import TOKEN
 from tests.engines.fenced import ask, fake, started
 
 __all__ = ["fake"]
@@ -17,7 +18,7 @@ async def test_abort_by_prefix_takes_those_and_no_others(fake):
     mine = [await started(made, client, f"run/1/generated/g{k}/s0/a1") for k in range(3)]
     other = await started(made, client, "run/2/generated/g0/s0/a1")
     control = EngineControl(made.socket)
-    assert len(await control.abort("run/1/")) == 3
+    assert len(await control.abort("run/1/", TOKEN)) == 3
     assert [answer["aborted"] for _, answer in await asyncio.gather(*mine)] == [True] * 3
     await made.until(lambda: made.fence.gate.inflight == 1)
     assert await control.requests("run/1/") == []
@@ -68,7 +69,7 @@ async def test_samples_are_aborted_by_the_id_that_the_payload_names(fake):
     body = {"rid": "run/1/g0", "sampling_params": {"n": 2}}
     by_prefix = asyncio.create_task(client.post("/generate", json=body))
     await made.until(lambda: len(made.engine.running) == 2)
-    assert await EngineControl(made.socket).abort("run/1/") != []
+    assert await EngineControl(made.socket).abort("run/1/", TOKEN) != []
     assert await ended(await by_prefix)
     await made.until(lambda: not made.engine.running)
     by_id = asyncio.create_task(client.post("/generate", json=body))
@@ -131,7 +132,7 @@ async def test_a_request_under_a_private_id_is_aborted_by_its_own(fake, how):
     await made.until(lambda: len(made.engine.running) == 2)
     match how:
         case "prefix":
-            assert await EngineControl(made.socket).abort("r10") == ["r10"]
+            assert await EngineControl(made.socket).abort("r10", TOKEN) == ["r10"]
         case "id":
             async with client.post("/abort_request", json={"rid": "r10"}) as response:
                 assert response.status == 200
@@ -161,6 +162,77 @@ async def test_a_stream_and_a_batch_under_private_ids_say_the_callers_own(fake):
         assert await stream.content.read() == b"data: 2"
     async with await post as response:
         assert (await response.json())["rid"] == "q"
+    await one
+
+
+DIGITS = b"7" * 5000
+WRITTEN = {
+    "more digits than Python takes": b'{"rid":"%b","text":"a","x":' + DIGITS + b"}",
+    "an escape, and such a number": b'{"rid":"%b","text":"\\u00df","x":' + DIGITS + b"}",
+    "a float beyond all": b'{"x":[1e400, -1e-400 ,1.10],"rid" :\t"%b"  ,"text":"a"}',
+    "NaN": b'{"x":NaN,"rid":"%b"}',
+    "ids in a list": b'{"x": 1e400, "rid" : [ "%b" ] }',
+    "the last of two": b'{"rid":"zz","y":{"rid":"n"},"rid":"%b","text":"\\u0061\\/"}',
+    "an escaped key": b'{"r\\u0069d":"%b","x":1E+2}',
+    "a byte order mark": b'\xef\xbb\xbf{"rid":"%b", "x":1e400}',
+}
+
+
+@pytest.mark.parametrize("body", WRITTEN.values(), ids=WRITTEN)
+async def test_of_a_request_under_a_private_id_nothing_else_is_written_anew(fake, body):
+    """Numbers beyond any type are the engine's to judge, and their digits come to it."""
+    made, client = fake
+    one = await started(made, client, "r1")
+    two = asyncio.create_task(client.post("/generate", data=body % b"r10"))
+    await made.until(lambda: len(made.engine.running) == 2)
+    (private,) = set(made.engine.running) - {"r1"}
+    assert private.startswith("fence-")
+    before, _, after = body.partition(b"%b")
+    sent = made.engine.bodies[-1]
+    if b"[ " in before:
+        before, after = b'{"x": 1e400, "rid" : ["', b'"] }'
+    assert sent == before + private.encode() + after
+    for done in list(made.engine.running.values()):
+        done.set()
+    async with await two as answer:
+        assert (answer.status, (await answer.json())["rid"]) == (200, "r10")
+    await one
+
+
+async def test_what_is_utf_16_stays_so(fake):
+    made, client = fake
+    one = await started(made, client, "r1")
+    body = '{"rid": "r10", "text": "\u2713", "x": 1e400}'
+    two = asyncio.create_task(client.post("/generate", data=body.encode("utf-16")))
+    await made.until(lambda: len(made.engine.running) == 2)
+    (private,) = set(made.engine.running) - {"r1"}
+    assert made.engine.bodies[-1].decode("utf-16") == body.replace("r10", private)
+    for done in list(made.engine.running.values()):
+        done.set()
+    assert (await two).status == 200
+    await one
+
+
+REFUSED = {
+    "another thing among the ids": b'{"rid":["r10",{"a":1}]}',
+    "a number among the ids": b'{"rid":["r10",7]}',
+    "bytes that are no text": b'{"rid":"r10","x":"\xff"}',
+    "a deep list": b'{"rid":"r10","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a deep list, with an escape": (
+        b'{"rid":"r10","y":"\\u0061","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
+async def test_a_body_that_cannot_be_written_with_another_id_is_refused(fake, body):
+    made, client = fake
+    one = await started(made, client, "r1")
+    async with client.post("/generate", data=body) as answer:
+        assert answer.status == 400
+        assert (await answer.json()).keys() == {"detail"}
+    assert len(made.engine.bodies) == 1
+    made.engine.running["r1"].set()
     await one
 
 

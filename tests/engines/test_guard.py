@@ -169,6 +169,8 @@ async def test_it_opens_and_closes_on_no_lower_or_rival_token(
                 await aside(made.close, stale)
             with pytest.raises(StaleFence):
                 await aside(made.open, stale)
+            with pytest.raises(StaleFence):
+                await aside(made.confirm_drained, stale)
         status = await aside(made.status)
         assert (status["ready"], status["fence"]) == (True, later.model_dump())
 
@@ -198,7 +200,7 @@ async def test_its_management_side_is_a_socket_that_fences_by_token(
         control = EngineControl(path)
         with pytest.raises(PermanentError, match="not confirmed drained"):
             await control.open(TOKEN)
-        await control.confirm_drained()
+        await control.confirm_drained(TOKEN)
         await control.open(TOKEN)
         assert (await aside(made.status))["fence"] == TOKEN.model_dump()
         stale = TOKEN.model_copy(update={"counter": 0})

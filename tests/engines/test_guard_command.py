@@ -91,7 +91,7 @@ async def test_closed_it_is_opened_over_its_socket_and_brings_the_engine_s_key(t
         with started(tmp_path / "log", *words, RELAX_ENGINE_API_KEY="a-long-secret") as (_, own):
             control = EngineControl(path)
             assert (await control.status())["ready"] is False
-            await control.confirm_drained()
+            await control.confirm_drained(TOKEN)
             await control.open(TOKEN)
             async with aiohttp.ClientSession() as client, client.get(f"{own}/v1/models") as answer:
                 assert answer.status == 200
@@ -111,7 +111,7 @@ async def test_it_does_not_open_what_somebody_has_closed_over_its_socket(tmp_pat
             fake.busy_scheduler = False
             await until(lambda: "over the socket from now on" in log.read_text())
             assert (await control.status())["ready"] is False
-            await control.confirm_drained()
+            await control.confirm_drained(TOKEN)
             await control.open(TOKEN)
             assert (await control.status())["ready"] is True
 

@@ -202,7 +202,8 @@ async def test_ids_that_begin_alike_are_kept_apart_and_come_back_as_they_were(en
             await asyncio.sleep(0.05)
     assert not long.done()
     assert await control.requests("") == ["r10"]
-    assert await control.abort("r10") == ["r10"]
+    token = FenceToken.model_validate((await control.status())["fence"])
+    assert await control.abort("r10", token) == ["r10"]
     answer = (await long)[1]["meta_info"]
     assert (answer["id"], answer["finish_reason"]["type"]) == ("r10", "abort")
 

@@ -180,7 +180,7 @@ async def test_closing_ends_what_runs_and_drained_is_what_the_engine_says(behind
     asked = asyncio.create_task(generate(guard.url, payload(LONG, rid="last")))
     await behind.until_left(lambda left: left > 0, 30)
     with pytest.raises(RuntimeError, match="the gate is open"):
-        await asyncio.to_thread(guard.confirm_drained)
+        await asyncio.to_thread(guard.confirm_drained, TOKEN)
     await asyncio.to_thread(guard.close, TOKEN)
     assert (await generate(guard.url, payload()))[0] == 503
     status, answer = await asked
@@ -190,11 +190,11 @@ async def test_closing_ends_what_runs_and_drained_is_what_the_engine_says(behind
     around = asyncio.create_task(generate(behind.engine, payload(900, rid="around"), **KNOWN))
     await behind.until_left(lambda left: left > 0, 30)
     with pytest.raises(RuntimeError, match="not idle"):
-        await asyncio.to_thread(guard.confirm_drained)
+        await asyncio.to_thread(guard.confirm_drained, TOKEN)
     assert (await asyncio.to_thread(guard.status))["backend_drained"] is False
     assert (await around)[1]["meta_info"]["finish_reason"]["type"] == "length"
     async with asyncio.timeout(30):
         while not (await asyncio.to_thread(guard.status))["engine_idle"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    await asyncio.to_thread(guard.confirm_drained)
+    await asyncio.to_thread(guard.confirm_drained, TOKEN)
     assert (await asyncio.to_thread(guard.status))["backend_drained"] is True

@@ -100,7 +100,7 @@ async def test_through_a_gateway_nothing_but_a_request_for_tokens_reaches_the_en
 ) -> None:
     async with gateway() as front:
         front.publish("rollout", fenced.url)
-        paths = sorted(HARMFUL | {path for _, path in REACHABLE})
+        paths = sorted({*PATHS, *HARMFUL})
         assert await walk(front.port, paths, prefix) > 40 * len(paths)
         below = [f"/generate{path}" for path in sorted(HARMFUL)]
         await walk(front.port, below, "/rollout")

@@ -70,7 +70,6 @@ async def engine(answer: Answer) -> AsyncIterator[Engine]:
 
     app = web.Application()
     app.router.add_post("/generate", generate)
-    app.router.add_post("/chat/completions", generate)
     app.router.add_post("/v1/chat/completions", generate)
     app.router.add_post("/abort_request", abort)
     for path in ("/health", "/server_info", "/get_server_info", "/model_info", "/get_model_info"):

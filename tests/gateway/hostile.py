@@ -44,6 +44,18 @@ BODIES = {
     "nothing": b"",
     "a huge key": b'{"model": "' + b"x" * 1_000_000 + b'", "text": "x"}',
 }
+_ASKED = b'{"messages": [{"role": "user", "content": "x"%b}], "sampling_params": {"seed": %b}}'
+MESSAGES = {
+    "digits without an end": _ASKED % (b"", b"7" * 5000),
+    "digits without an end in a message": _ASKED % (b', "x": ' + b"7" * 5000, b"1"),
+    "a float beyond all": _ASKED % (b"", b"1e400"),
+    "a float beyond all in a message": _ASKED % (b', "x": -1e400', b"1"),
+    "deep parameters": _ASKED % (b"", b"[" * 100_000 + b"]" * 100_000),
+    "a deep message": _ASKED % (b', "x": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b"1"),
+    "half a pair": _ASKED % (b', "x": "\\ud800"', b"1"),
+    "NaN": _ASKED % (b"", b"NaN"),
+}
+"""For a judge, whose prompt the gateway makes: it reads all of them."""
 HEADS: dict[str, bytes] = {
     "CRLF within a value": framed(GOOD, b"x-a: 1\r\n\r\nGET /healthz HTTP/1.1"),
     "a bare CR": framed(GOOD, b"x-a: 1\rx-b: 2"),
@@ -118,6 +130,8 @@ def hostile(rng: random.Random) -> Iterator[Hostile]:
     while True:
         for name, body in BODIES.items():
             yield Hostile(name, framed(body, b"connection: close"), frozenset({400}))
+        for name, body in MESSAGES.items():
+            yield Hostile(f"messages: {name}", framed(body, b"connection: close"), frozenset({400}))
         for name, sent in HEADS.items():
             yield Hostile(name, sent, frozenset({answered(name)}), name.endswith("at all"))
         for _ in range(8):

@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from relax_infer.gateway import _protocol
 from tests.gateway.asking import ask, by_hand, status_of
 from tests.gateway.fakes import Engine, engine, gateway
-from tests.gateway.hostile import BODIES, GOOD, HEADS, answered, framed
+from tests.gateway.hostile import BODIES, GOOD, HEADS, MESSAGES, answered, framed
 from tests.gateway.test_gateway import echo
 
 
@@ -35,6 +36,26 @@ async def test_a_hostile_body_is_refused_and_reaches_no_engine(
         assert len(answer.body) < 1000, "it does not say again what was sent"
         assert upstream.posts == []
         assert (await ask("POST", f"{front.url}/genrm/generate", GOOD)).status == 200
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_hostile_messages_are_refused_before_anything_is_made_of_them(
+    upstream: Engine, name: str
+) -> None:
+    rendered: list[object] = []
+
+    async def render(model: str, messages: object, sampling: object) -> dict[str, Any]:
+        rendered.append(messages)
+        return {"input_ids": [1], "sampling_params": sampling}
+
+    async with gateway(genrm_render=render) as front:
+        front.publish("genrm", upstream.url)
+        url = f"{front.url}/genrm/generate"
+        answer = await ask("POST", url, MESSAGES[name])
+        assert (answer.status, answer.json.keys()) == (400, {"detail"})
+        assert len(answer.body) < 1000
+        assert rendered == upstream.posts == []
+        assert (await ask("POST", url, GOOD)).status == 200
 
 
 @pytest.mark.parametrize("name", HEADS)
