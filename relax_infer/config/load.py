@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from relax_infer.config.documents import read_yaml
 from relax_infer.config.recipe import RULES, Recipe
+from relax_infer.config.typed import is_power
 from relax_infer.contracts.counted import counted
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.faults import explain, hint, models_in, takes_nothing
@@ -101,12 +102,7 @@ def parse_overrides(assignments: list[str]) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     """YAML 1.1 reads ``1e-4`` as text; a person means the number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return float(value) if is_power(value) else value
 
 
 def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:
