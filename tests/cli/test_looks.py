@@ -197,10 +197,45 @@ def test_a_plan_as_json_that_is_refused_is_every_reason(command: Command):
     mixed = (*REFUSED, "--set", "max_staleness=2", "--set", "train.mini_batches=5000", "--json")
     fields = [v["field"] for v in json.loads(command(*mixed).stdout)["violations"]]
     assert fields == ["max_staleness", "train.mini_batches", "train.ranks", "layout"]
-    invalid = command("plan", "quickstart", "--set", "train.ranks=many", "--json")
-    assert invalid.exit_code == 2
-    (only,) = json.loads(invalid.stdout)["violations"]
-    assert "train.ranks" in only["rule"]
+
+
+def test_a_malformed_recipe_is_refused_field_by_field_and_its_rest_all_the_same(command: Command):
+    """One field that cannot be read hid every other reason, in one lump."""
+    wrong = (
+        *("plan", "quickstart", "--set", "train.packed=perhaps", "--set", "rollout.modle=x"),
+        *("--set", "train.tensor_parallel=3", "--set", "cluster.bind_timeout=-1"),
+    )
+    shown = command(*wrong, "--json")
+    assert shown.exit_code == 2, shown.output
+    found = json.loads(shown.stdout)["violations"]
+    assert all(list(v) == ["field", "rule", "cure"] and all(v.values()) for v in found)
+    assert [v["field"] for v in found] == [
+        *("cluster.bind_timeout", "rollout.modle", "train.packed", "train.ranks"),
+    ]
+    assert found[1]["cure"] == "Did you mean rollout.model?"
+    assert found[2]["rule"] == "must be true or false, got 'perhaps'."
+    assert found[2]["cure"] == "Change it, or leave it out to have its default, false."
+    assert found[3]["rule"] == (
+        "with cluster.bind_timeout at its default, with train.packed at its default, without"
+        " rollout.modle: is 1, tensor_parallel x pipeline_parallel is 3."
+    )
+    lines = [line.strip() for line in command(*wrong).stderr.splitlines()]
+    assert lines[1:] == [f"{v['field']}: {v['rule']} {v['cure']}" for v in found]
+
+
+def test_nothing_is_planned_around_a_field_without_a_default(command: Command):
+    shown = command(*REFUSED, "--set", "cluster.gpus=many", "--json")
+    assert shown.exit_code == 2, shown.output
+    assert json.loads(shown.stdout)["violations"] == [
+        {
+            "field": "cluster.gpus",
+            "rule": "must be a whole number, got 'many'.",
+            "cure": "Change it.",
+        }
+    ]
+    nothing = json.loads(command("plan", "nope", "--json").stdout)["violations"]
+    assert [v["field"] for v in nothing] == ["recipe"]
+    assert all(v["cure"] for v in nothing)
 
 
 def test_a_live_plan_that_is_refused_is_looked_at_all_the_same(command: Command):

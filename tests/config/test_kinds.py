@@ -72,3 +72,22 @@ def test_what_is_set_on_the_command_line_is_read_as_yaml():
     given = parse_overrides(['cluster.gpus="8"', "train.offload='no'", "steps=1e2", "name=inf"])
     assert given == {"cluster.gpus": "8", "train.offload": "no", "steps": 100.0, "name": "inf"}
     assert check("quickstart", ["train.offload=yes", "steps=1e2"]).recipe.steps == 100
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"lora_paths": ["a"]}, "lora_paths: must be a text, a number, or true or false, got"),
+        (
+            {"a": {"b": 1}, "c": []},
+            "a: must be a text, a number, or true or false, got {'b': 1}",
+        ),
+    ],
+)
+def test_a_value_that_may_be_of_several_kinds_is_one_fault(args: dict[str, Any], says: str):
+    """It was one for each kind, under names that no recipe has, such as lora_paths.int."""
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("quickstart", {"rollout.engine.server_args": args})
+    assert f"rollout.engine.server_args.{says}" in str(refused.value)
+    fields = [violation.field for violation in refused.value.violations]
+    assert fields == [f"rollout.engine.server_args.{flag}" for flag in args]
