@@ -1,6 +1,7 @@
 """plan, config, doctor, report; and what the command costs before it does anything."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import namedtuple
@@ -15,7 +16,7 @@ import yaml
 from relax_infer.cli import _doctor
 from relax_infer.cli._doctor import shadows
 from relax_infer.cli._local import checkout
-from relax_infer.cli._plan import show_plan, show_refusal
+from relax_infer.cli._plan import _shown, show_plan, show_refusal
 from relax_infer.cli._recipes import check
 from relax_infer.config import Recipe, load_recipe, shipped_recipes
 from relax_infer.contracts.refs import WeightsRef
@@ -23,6 +24,7 @@ from relax_infer.contracts.run import StepRecord, StepResult
 from relax_infer.machines import StepPhase
 from relax_infer.placement import Violation, plan_inference_placement
 from relax_infer.placement.findings import Finding
+from relax_infer.placement.picture import Cell, NodeRow
 from tests.cli.conftest import Command, Temporal, stack_record
 
 
@@ -83,6 +85,48 @@ def test_a_large_plan_has_a_row_for_every_node(
     assert all(line in rows for line in lines), shown.stdout
     assert len(rows) == 1 + load_recipe(recipe).cluster.gpus // 8
     assert all(role in shown.stdout for role in roles)
+
+
+@pytest.mark.parametrize("nodes", [257, 20_000])
+def test_nodes_of_a_large_plan_that_look_alike_are_counted(command: Command, nodes: int):
+    """A table of a row for each of a million nodes was drawn for minutes."""
+    sizes = {
+        "cluster.gpus": nodes,
+        "cluster.gpus_per_node": 1,
+        "train.ranks": nodes - 1,
+        "rollout.engine.replicas": nodes,
+    }
+    words = (word for key, value in sizes.items() for word in ("--set", f"{key}={value}"))
+    shown = command("plan", "quickstart", *words)
+    assert shown.exit_code == 0, shown.output
+    assert shown_rows(shown.stdout)[1:] == [
+        ["node 0", "R", "G", "T", "A"],
+        ["node 1", "R", "·", "·", "A"],
+        [f"… and {nodes - 4} nodes like these", "", "", "", ""],
+        [f"node {nodes - 2}", "R", "·", "·", "A"],
+        [f"node {nodes - 1}", "R", "·", "·", "·"],
+    ]
+
+
+def test_a_large_plan_whose_nodes_differ_is_cut_in_its_middle() -> None:
+    cell = Cell("rollout", "who", begins=True)
+    rows = [NodeRow("pool", n, ((cell, None) if n % 2 else (None, cell),)) for n in range(20_000)]
+    told = list(_shown(rows))
+    assert len(told) == 257
+    assert told[128] == "… and 19744 rows more"
+    assert (told[0], told[-1]) == (rows[0], rows[-1])
+
+
+def test_each_role_has_a_colour_of_its_own_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name, value in (("FORCE_COLOR", "1"), ("COLORTERM", "truecolor"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show_plan(check("quickstart", []), as_json=False)
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "node 0" in line)
+    drawn = dict(re.findall(r"\x1b\[1;37;48;2;(\d+;\d+;\d+)m([RGTA])", row))
+    assert sorted(drawn.values()) == ["A", "G", "R", "T"]
 
 
 def test_relative_folders_of_every_model_are_told_in_full(
