@@ -44,10 +44,12 @@ def plan(
     try:
         checked = check(recipe, assignments or [])
     except RecipeError as error:
-        show_refusal((Violation("recipe", error.message, error.cure),), as_json=as_json)
+        cure = error.cure or "Write it as a recipe."
+        show_refusal((Violation("recipe", error.message, cure),), as_json=as_json)
         raise
     except CannotBePlacedError as refused:
-        findings = asyncio.run(examine_live(refused.recipe, None, home)) if live else None
+        known = refused.recipe if live else None
+        findings = asyncio.run(examine_live(known, None, home)) if known is not None else None
         show_refusal(refused.violations, as_json=as_json, findings=findings)
         raise
     findings = asyncio.run(examine_live(checked.recipe, checked.plan, home)) if live else None

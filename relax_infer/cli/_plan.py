@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 import typer
@@ -20,6 +21,7 @@ from relax_infer.placement.picture import (
     COLOURS,
     LETTERS,
     Cell,
+    NodeRow,
     legend,
     node_label,
     node_rows,
@@ -28,6 +30,10 @@ from relax_infer.placement.picture import (
 
 _LISTED = 4
 """GPUs whose reserved shares are listed one by one; of more, the different sums are."""
+_ROWS = 256
+"""Nodes of a plan that are all drawn, and rows of the picture of a larger one."""
+_ALIKE = 3
+"""Nodes, one after another, that are all drawn in a larger plan though they look alike."""
 _WIDTH = 10_000
 """Characters of a line where the output is no terminal, and nothing is cut or folded."""
 
@@ -97,9 +103,41 @@ def _picture(plan: InferencePlacementPlan) -> Table:
     table.add_column("node", no_wrap=True)
     for phase in plan.phases:
         table.add_column(phase_title(phase), overflow="fold")
-    for row in node_rows(plan):
-        table.add_row(node_label(plan, row), *(_node(cells) for cells in row.phases))
+    for shown in _shown(node_rows(plan)):
+        if isinstance(shown, str):
+            table.add_row(shown)
+        else:
+            table.add_row(node_label(plan, shown), *(_node(cells) for cells in shown.phases))
     return table
+
+
+def _shown(rows: Sequence[NodeRow]) -> Iterator[NodeRow | str]:
+    """Every node; of a large plan the first and the last of those that look alike."""
+    if len(rows) <= _ROWS:
+        yield from rows
+        return
+    told = list(_without_alike(rows))
+    half = _ROWS // 2
+    yield from told if len(told) <= _ROWS else told[:half]
+    if len(told) > _ROWS:
+        yield f"… and {len(told) - 2 * half} rows more"
+        yield from told[-half:]
+
+
+def _without_alike(rows: Sequence[NodeRow]) -> Iterator[NodeRow | str]:
+    for _, group in groupby(rows, _look):
+        alike = list(group)
+        if len(alike) <= _ALIKE:
+            yield from alike
+        else:
+            yield alike[0]
+            yield f"… and {len(alike) - 2} nodes like these"
+            yield alike[-1]
+
+
+def _look(row: NodeRow) -> tuple[object, ...]:
+    """What two nodes have in common that are drawn alike."""
+    return row.pool, *(tuple(c and (c.role, c.begins) for c in cells) for cells in row.phases)
 
 
 def _node(cells: Sequence[Cell | None]) -> Text:

@@ -16,7 +16,13 @@ from relax_infer.config import (
 )
 from relax_infer.contracts.refs import RUN_ID
 from relax_infer.contracts.run import RunInput
-from relax_infer.placement import InferencePlacementPlan, PlacementError, plan_inference_placement
+from relax_infer.placement import (
+    InferencePlacementPlan,
+    PlacementError,
+    Violation,
+    plan_inference_placement,
+)
+from relax_infer.placement.malformed import every_violation
 from relax_infer.placement.named_files import named_data
 
 Loader = Callable[[str, dict[str, Any]], Recipe]
@@ -33,24 +39,33 @@ class Checked:
 
 
 class CannotBePlacedError(CommandError):
-    """A recipe that is well formed and has no plan."""
+    """A recipe without a plan."""
 
-    def __init__(self, named: str, recipe: Recipe, refused: PlacementError) -> None:
+    def __init__(
+        self, subject: str, recipe: Recipe | None, violations: tuple[Violation, ...]
+    ) -> None:
         self.recipe = recipe
-        self.violations = refused.violations
-        reasons = "".join(f"\n  {violation}" for violation in refused.violations)
-        super().__init__(f"{refused.subject.replace('the recipe', named)}:{reasons}")
+        """None where it is not well formed."""
+        self.violations = violations
+        reasons = "".join(f"\n  {violation}" for violation in violations)
+        super().__init__(f"{subject}:{reasons}")
 
 
 def check(recipe: str, assignments: list[str], steps: int | None = None) -> Checked:
     """Read, override, validate and place.
 
     Raises:
-        RecipeError: every wrong field.
-        CannotBePlacedError: every rule that it breaks.
+        RecipeError: there is no such recipe, or it cannot be read or overridden.
+        CannotBePlacedError: every wrong field, and every rule that it breaks.
     """
     overrides = parse_overrides(assignments)
-    read = load(recipe, overrides, read_recipe)
+    try:
+        read = load(recipe, overrides, read_recipe)
+    except RecipeError as error:
+        if not error.violations:
+            raise
+        subject = f"{recipe} is not well formed"
+        raise CannotBePlacedError(subject, None, every_violation(error)) from error
     overrides |= {
         key: str(Path(model).resolve()) for key, model in _paths(read) if _is_relative(model)
     }
@@ -60,7 +75,8 @@ def check(recipe: str, assignments: list[str], steps: int | None = None) -> Chec
     try:
         plan = plan_inference_placement(ready)
     except PlacementError as error:
-        raise CannotBePlacedError(recipe, ready, error) from error
+        subject = error.subject.replace("the recipe", recipe)
+        raise CannotBePlacedError(subject, ready, error.violations) from error
     start = RunInput(recipe=_portable(recipe), steps=steps, overrides=overrides)
     return Checked(ready, plan, start)
 

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_origin
@@ -11,14 +12,34 @@ import yaml
 from pydantic import ValidationError
 
 from relax_infer.config.documents import read_yaml
+from relax_infer.config.mended import Mended, without_malformed
 from relax_infer.config.recipe import RULES, Recipe
+from relax_infer.config.rules import broken_rules
+from relax_infer.config.typed import is_power
+from relax_infer.config.violation import Violation
 from relax_infer.contracts.counted import counted
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.contracts.faults import explain, hint, models_in, takes_nothing
+from relax_infer.contracts.faults import faults_of, hint, models_in, takes_nothing
 
 
 class RecipeError(PermanentError, ValueError):
-    """A recipe that cannot be used; the text lists every fault with its field."""
+    """A recipe that cannot be used; the text lists every fault with its field.
+
+    Attributes:
+        violations: the faults one by one; empty where there is no recipe to speak of.
+        mended: the recipe without what is malformed in it, where that can be told.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cure: str = "",
+        violations: Sequence[Violation] = (),
+        mended: Mended | None = None,
+    ) -> None:
+        super().__init__(message, cure=cure)
+        self.violations, self.mended = tuple(violations), mended
 
 
 _NAME_SHOWN = 200
@@ -71,9 +92,17 @@ def _load(
             _check_removal(key, origin)
         _override(document, key, value, origin)
     try:
-        return Recipe.model_validate(document, context={RULES: rules})
+        read = Recipe.model_validate(document, context={RULES: False})
     except ValidationError as error:
-        raise RecipeError(f"{origin}: {explain(error, Recipe)}") from None
+        faults = faults_of(error, Recipe)
+        raise RecipeError(
+            f"{origin}: {'; '.join(str(fault) for fault in faults)}",
+            violations=[Violation(f.field or "recipe", f"{f.rule}.", f.cure) for f in faults],
+            mended=without_malformed(document, error),
+        ) from None
+    if rules and (broken := broken_rules(read)):
+        raise RecipeError(f"{origin}: {'; '.join(str(each) for each in broken)}", violations=broken)
+    return read
 
 
 def recipe_sha256(recipe: Recipe) -> str:
@@ -101,12 +130,7 @@ def parse_overrides(assignments: list[str]) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     """YAML 1.1 reads ``1e-4`` as text; a person means the number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return float(value) if is_power(value) else value
 
 
 def _read(recipe: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str]:

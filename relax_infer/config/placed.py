@@ -3,8 +3,17 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
+from relax_infer.config.typed import check_kind
 from relax_infer.contracts.fractions import GpuFraction, check_gpu_fraction
 
 MOST = 1 << 53
@@ -64,9 +73,14 @@ ServerArgs = Annotated[dict[str, Scalar], AfterValidator(_flags)]
 
 
 class Section(BaseModel):
-    """A part of the recipe: frozen, unknown fields refused."""
+    """A part of the recipe: frozen, unknown fields refused, and texts as numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_of_its_kind(cls, value: object, info: ValidationInfo) -> object:
+        return check_kind(value, cls.model_fields[str(info.field_name)])
 
 
 class Cluster(Section):

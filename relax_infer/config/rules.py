@@ -23,7 +23,7 @@ TINY_TASK = "tiny.sort4"
 def broken_rules(recipe: Recipe) -> list[Violation]:
     """Every rule that the recipe breaks; those of its placement are the planner's."""
     parts = (_staleness, _reward, _judges, _served_elsewhere, _teacher, _data, _environment)
-    more = (_size_of_a_step, _sets, _schedule, _critic)
+    more = (_size_of_a_step, _sets, _schedule, _ranks, _algorithm, _critic)
     return list(chain.from_iterable(rules(recipe) for rules in (*parts, *more)))
 
 
@@ -282,6 +282,46 @@ def _schedule(recipe: Recipe) -> Iterator[Violation]:
             f"{schedule.min_learning_rate:g} is above train.learning_rate {rate:g}.",
             "Lower it.",
             ((field, rate),),
+        )
+
+
+def _ranks(recipe: Recipe) -> Iterator[Violation]:
+    train = recipe.train
+    model = train.tensor_parallel * train.pipeline_parallel
+    if train.ranks % model:
+        yield Violation(
+            "train.ranks",
+            f"is {train.ranks}, tensor_parallel x pipeline_parallel is {model}.",
+            "Make it a multiple of that, or lower these.",
+            (("train.tensor_parallel", 1), ("train.pipeline_parallel", 1)),
+        )
+    if train.sequence_parallel and train.tensor_parallel == 1:
+        field = "train.sequence_parallel"
+        yield Violation(
+            field,
+            "needs train.tensor_parallel above 1.",
+            "Raise that, or leave it out.",
+            ((field, False),),
+        )
+
+
+def _algorithm(recipe: Recipe) -> Iterator[Violation]:
+    algorithm, of = recipe.train.algorithm, "train.algorithm"
+    if algorithm.importance != "none" and algorithm.old_log_probs != "trainer":
+        yield Violation(
+            f"{of}.importance",
+            f"is {algorithm.importance} but old_log_probs is {algorithm.old_log_probs}: the ratio"
+            " against the rollout's log-probs corrects already.",
+            "Set old_log_probs to trainer, or importance to none.",
+            ((f"{of}.importance", "none"),),
+        )
+    k1 = algorithm.kl_estimator == "k1"
+    if algorithm.kl_coefficient > 0 and algorithm.kl_in == "loss" and k1:
+        yield Violation(
+            f"{of}.kl_estimator",
+            "k1 has no gradient as a loss, in expectation.",
+            "Use k2 or k3, or set kl_in to reward.",
+            ((f"{of}.kl_estimator", "k3"),),
         )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from relax_infer.config.placed import Count, Positive, Section
 from relax_infer.contracts.alarms import LogProbBound, Nats
@@ -13,21 +13,6 @@ from relax_infer.contracts.weights import WeightTransport
 
 class Algorithm(AlgorithmSpec, Section):
     """How rewards become advantages, and advantages a loss."""
-
-    @model_validator(mode="after")
-    def _parts_fit_together(self) -> "Algorithm":
-        if self.importance != "none" and self.old_log_probs != "trainer":
-            raise ValueError(
-                f"importance is {self.importance} but old_log_probs is {self.old_log_probs}: the"
-                " ratio against the rollout's log-probs corrects already; set old_log_probs to"
-                " trainer, or importance to none"
-            )
-        if self.kl_coefficient > 0 and self.kl_in == "loss" and self.kl_estimator == "k1":
-            raise ValueError(
-                "kl_estimator k1 has no gradient as a loss, in expectation: use k2 or k3, or set"
-                " kl_in to reward"
-            )
-        return self
 
 
 class Schedule(ScheduleSpec, Section):
@@ -98,17 +83,3 @@ class Train(Section):
     """Newest checkpoints that are kept, with the weights of their steps as Hugging Face folders."""
     keep_every: Annotated[int, Field(ge=0)] = 0
     """Checkpoints and weights of every so many steps are kept for good; 0: of none."""
-
-    @model_validator(mode="after")
-    def _ranks_have_a_layout(self) -> "Train":
-        model = self.tensor_parallel * self.pipeline_parallel
-        if self.ranks % model:
-            raise ValueError(
-                f"ranks is {self.ranks}, tensor_parallel x pipeline_parallel is {model}: make ranks"
-                " a multiple of it"
-            )
-        if self.sequence_parallel and self.tensor_parallel == 1:
-            raise ValueError(
-                "sequence_parallel needs tensor_parallel above 1: raise it, or leave it out"
-            )
-        return self

@@ -121,14 +121,13 @@ def _deferred(recipe: Recipe) -> list[Violation]:
         return []
     field = "defer_roles"
     if mode_of(recipe) != "defer":
-        return [
-            Violation(
-                field,
-                f"roles take turns on shared GPUs in mode defer only, this is {mode_of(recipe)}.",
-                "Set mode to defer, or leave defer_roles out.",
-                ((field, None),),
-            )
-        ]
+        this, cure = recipe.mode, "Set mode to defer, or leave defer_roles out."
+        if recipe.debug == "rollout_only":
+            this += " with debug rollout_only, which gives each role GPUs of its own"
+            first = "Leave" if recipe.mode == "defer" else "Set mode to defer and leave"
+            cure = f"{first} debug out, or leave defer_roles out."
+        rule = f"roles take turns on shared GPUs in mode defer only, this is {this}."
+        return [Violation(field, rule, cure, ((field, None),))]
     found: list[Violation] = []
     lacking = {
         "genrm": "deferred GenRM without a GenRM of ours that judges.",

@@ -64,12 +64,26 @@ def _removed(key: str, values: dict[str, Scalar]) -> str | None:
 
 
 def _as_agreed(violation: Violation, values: dict[str, Scalar]) -> Violation:
+    """With the settings of all, and a cure that says nothing else than these."""
     settings: dict[str, Scalar] = {}
-    more = ""
+    more, other = "", False
     for key, value in violation.settings:
         kept = key if key in values else _removed(key, values) or key
         settings[kept] = values.get(kept)
-        if values.get(key) != value:
-            said = "left out" if settings[kept] is None else settings[kept]
-            more += f" Together with the others: {kept} {said}."
-    return replace(violation, cure=violation.cure + more, settings=tuple(settings.items()))
+        if values.get(key) == value:
+            continue
+        if kept == key and key.endswith(_LARGEST):
+            more += f" Together with the others: {kept} {settings[kept]}."
+        else:
+            other = True
+    cure = f"{_said(settings)}, as the others need." if other else violation.cure + more
+    return replace(violation, cure=cure, settings=tuple(settings.items()))
+
+
+def _said(settings: dict[str, Scalar]) -> str:
+    parts = [
+        f"leave {key} out" if value is None else f"set {key} to {value}"
+        for key, value in settings.items()
+    ]
+    words = " and ".join(parts)
+    return f"{words[:1].upper()}{words[1:]}"

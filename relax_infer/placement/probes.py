@@ -120,6 +120,8 @@ def device_uuids() -> dict[str, str]:
         return {}
     asked = [tool, "--query-gpu=index,uuid", "--format=csv,noheader"]
     listed = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+    if listed.returncode:
+        return {}  # a tool without its driver says so on stdout
     lines = (line.partition(",") for line in listed.stdout.splitlines())
     return {index.strip(): uuid.strip() for index, _, uuid in lines}
 

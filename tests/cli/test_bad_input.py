@@ -20,13 +20,16 @@ def no_stack_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "expected"),
     [
         (["run", "nope"], "Shipped: decoupled-64x8-pd, "),
-        (["run", "quickstart", "--set", "train.lr=1"], "did you mean train.learning_rate?"),
+        (["run", "quickstart", "--set", "train.lr=1"], "Did you mean train.learning_rate?"),
         (
             ["run", "quickstart", "--set", "rollout.modle=x"],
-            "rollout.modle: no such field, got 'x'; did you mean rollout.model?",
+            "rollout.modle: no such field, got 'x'. Did you mean rollout.model?",
         ),
         (["plan", "quickstart", "--set", "rollout.replicas=3"], "mean rollout.engine.replicas?"),
-        (["plan", "quickstart", "--set", "nonsense=3"], "no such field, got 3; it has name, seed"),
+        (
+            ["plan", "quickstart", "--set", "nonsense=3"],
+            "got 3. Remove it: it has name, seed",
+        ),
         (["plan", "quickstart", "--set", "reward=null"], "reward may not be null. Every recipe"),
         (["plan", "quickstart", "--set", "rollout=null"], "rollout may not be null."),
         (["plan", "quickstart", "--set", "steps=null"], "steps may not be null. Leave it out"),

@@ -1,6 +1,7 @@
 """plan, config, doctor, report; and what the command costs before it does anything."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import namedtuple
@@ -15,7 +16,7 @@ import yaml
 from relax_infer.cli import _doctor
 from relax_infer.cli._doctor import shadows
 from relax_infer.cli._local import checkout
-from relax_infer.cli._plan import show_plan, show_refusal
+from relax_infer.cli._plan import _shown, show_plan, show_refusal
 from relax_infer.cli._recipes import check
 from relax_infer.config import Recipe, load_recipe, shipped_recipes
 from relax_infer.contracts.refs import WeightsRef
@@ -23,6 +24,7 @@ from relax_infer.contracts.run import StepRecord, StepResult
 from relax_infer.machines import StepPhase
 from relax_infer.placement import Violation, plan_inference_placement
 from relax_infer.placement.findings import Finding
+from relax_infer.placement.picture import Cell, NodeRow
 from tests.cli.conftest import Command, Temporal, stack_record
 
 
@@ -83,6 +85,48 @@ def test_a_large_plan_has_a_row_for_every_node(
     assert all(line in rows for line in lines), shown.stdout
     assert len(rows) == 1 + load_recipe(recipe).cluster.gpus // 8
     assert all(role in shown.stdout for role in roles)
+
+
+@pytest.mark.parametrize("nodes", [257, 20_000])
+def test_nodes_of_a_large_plan_that_look_alike_are_counted(command: Command, nodes: int):
+    """A table of a row for each of a million nodes was drawn for minutes."""
+    sizes = {
+        "cluster.gpus": nodes,
+        "cluster.gpus_per_node": 1,
+        "train.ranks": nodes - 1,
+        "rollout.engine.replicas": nodes,
+    }
+    words = (word for key, value in sizes.items() for word in ("--set", f"{key}={value}"))
+    shown = command("plan", "quickstart", *words)
+    assert shown.exit_code == 0, shown.output
+    assert shown_rows(shown.stdout)[1:] == [
+        ["node 0", "R", "G", "T", "A"],
+        ["node 1", "R", "·", "·", "A"],
+        [f"… and {nodes - 4} nodes like these", "", "", "", ""],
+        [f"node {nodes - 2}", "R", "·", "·", "A"],
+        [f"node {nodes - 1}", "R", "·", "·", "·"],
+    ]
+
+
+def test_a_large_plan_whose_nodes_differ_is_cut_in_its_middle() -> None:
+    cell = Cell("rollout", "who", begins=True)
+    rows = [NodeRow("pool", n, ((cell, None) if n % 2 else (None, cell),)) for n in range(20_000)]
+    told = list(_shown(rows))
+    assert len(told) == 257
+    assert told[128] == "… and 19744 rows more"
+    assert (told[0], told[-1]) == (rows[0], rows[-1])
+
+
+def test_each_role_has_a_colour_of_its_own_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name, value in (("FORCE_COLOR", "1"), ("COLORTERM", "truecolor"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show_plan(check("quickstart", []), as_json=False)
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "node 0" in line)
+    drawn = dict(re.findall(r"\x1b\[1;37;48;2;(\d+;\d+;\d+)m([RGTA])", row))
+    assert sorted(drawn.values()) == ["A", "G", "R", "T"]
 
 
 def test_relative_folders_of_every_model_are_told_in_full(
@@ -197,10 +241,45 @@ def test_a_plan_as_json_that_is_refused_is_every_reason(command: Command):
     mixed = (*REFUSED, "--set", "max_staleness=2", "--set", "train.mini_batches=5000", "--json")
     fields = [v["field"] for v in json.loads(command(*mixed).stdout)["violations"]]
     assert fields == ["max_staleness", "train.mini_batches", "train.ranks", "layout"]
-    invalid = command("plan", "quickstart", "--set", "train.ranks=many", "--json")
-    assert invalid.exit_code == 2
-    (only,) = json.loads(invalid.stdout)["violations"]
-    assert "train.ranks" in only["rule"]
+
+
+def test_a_malformed_recipe_is_refused_field_by_field_and_its_rest_all_the_same(command: Command):
+    """One field that cannot be read hid every other reason, in one lump."""
+    wrong = (
+        *("plan", "quickstart", "--set", "train.packed=perhaps", "--set", "rollout.modle=x"),
+        *("--set", "train.tensor_parallel=3", "--set", "cluster.bind_timeout=-1"),
+    )
+    shown = command(*wrong, "--json")
+    assert shown.exit_code == 2, shown.output
+    found = json.loads(shown.stdout)["violations"]
+    assert all(list(v) == ["field", "rule", "cure"] and all(v.values()) for v in found)
+    assert [v["field"] for v in found] == [
+        *("cluster.bind_timeout", "rollout.modle", "train.packed", "train.ranks"),
+    ]
+    assert found[1]["cure"] == "Did you mean rollout.model?"
+    assert found[2]["rule"] == "must be true or false, got 'perhaps'."
+    assert found[2]["cure"] == "Change it, or leave it out to have its default, false."
+    assert found[3]["rule"] == (
+        "with cluster.bind_timeout at its default, with train.packed at its default, without"
+        " rollout.modle: is 1, tensor_parallel x pipeline_parallel is 3."
+    )
+    lines = [line.strip() for line in command(*wrong).stderr.splitlines()]
+    assert lines[1:] == [f"{v['field']}: {v['rule']} {v['cure']}" for v in found]
+
+
+def test_nothing_is_planned_around_a_field_without_a_default(command: Command):
+    shown = command(*REFUSED, "--set", "cluster.gpus=many", "--json")
+    assert shown.exit_code == 2, shown.output
+    assert json.loads(shown.stdout)["violations"] == [
+        {
+            "field": "cluster.gpus",
+            "rule": "must be a whole number, got 'many'.",
+            "cure": "Change it.",
+        }
+    ]
+    nothing = json.loads(command("plan", "nope", "--json").stdout)["violations"]
+    assert [v["field"] for v in nothing] == ["recipe"]
+    assert all(v["cure"] for v in nothing)
 
 
 def test_a_live_plan_that_is_refused_is_looked_at_all_the_same(command: Command):

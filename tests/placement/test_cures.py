@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from relax_infer.placement import Violation
-from relax_infer.placement.cures import LATER, agreed
-from tests.placement.recipes import document, engine, plan, refused
+from relax_infer.placement.cures import LATER, agreed, with_uncovered
+from tests.placement.recipes import document, engine, plan, read, refused
 
 RULE = {"min_replicas": 1, "max_replicas": 4, "in_flight_high": 9, "in_flight_low": 1}
 
@@ -56,6 +56,24 @@ def test_cures_of_mode_and_autoscale_do_not_contradict_each_other() -> None:
     found = refused(roles, layout="rollout -> genrm -> actor", autoscale={"genrm": RULE})
     assert [v.settings for v in found] == [(("mode", "defer"),), (("autoscale", None),)]
     assert plan(roles, layout="rollout -> genrm -> actor", mode="defer").mode == "defer"
+
+
+def test_a_cure_that_another_overrules_says_the_others_value_alone() -> None:
+    """It said to set mode to split and, behind it, mode defer."""
+    said = Violation(
+        "mode", "the layout is of mode split.", "Set mode to split.", (("mode", "split"),)
+    )
+    found = with_uncovered(
+        read(document()),
+        [said, violation(mode="defer", layout=None), violation(**{"layout.x": 1})],
+        lambda _: [],
+    )
+    assert [v.cure for v in found] == [
+        "Set mode to defer, as the others need.",
+        "cure",
+        "Leave layout out, as the others need.",
+    ]
+    assert found[0].settings == (("mode", "defer"),)
 
 
 def test_one_transport_cures_everything_that_is_said_of_it() -> None:

@@ -1,12 +1,13 @@
 """What is made of the probes' answers; without Ray."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relax_infer.contracts.failures import PermanentError
-from relax_infer.placement.probes import _answers, _row
+from relax_infer.placement.probes import _answers, _row, device_uuids
 
 
 async def never() -> None:
@@ -35,6 +36,30 @@ async def test_a_failure_ends_the_wait() -> None:
     assert found[0] is None
     assert isinstance(found[1], ConnectionError)
     assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize(
+    ("driver", "found"),
+    [
+        ('printf "0, GPU-b\\n1, GPU-a\\n"', {"0": "GPU-b", "1": "GPU-a"}),
+        ('echo "NVIDIA-SMI has failed, no driver."; exit 9', {}),
+        ("true", {}),
+        (None, {}),
+    ],
+)
+def test_a_driver_tells_the_uuid_of_each_number(
+    driver: str | None, found: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if driver else str(tmp_path))
+    if driver is not None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(
+            "#!/bin/sh\n"
+            '[ "$*" = "--query-gpu=index,uuid --format=csv,noheader" ] || exit 2\n'
+            f"{driver}\n"
+        )
+        tool.chmod(0o755)
+    assert device_uuids() == found
 
 
 @pytest.mark.parametrize("gpu", [None, "GPU-5e4a", "MIG-1", "-1"])

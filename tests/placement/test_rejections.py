@@ -404,3 +404,24 @@ def test_shares_add_up_as_ray_rounds_them() -> None:
     assert "would reserve 1.0001 of its one GPU" in found.rule
     with pytest.raises(RecipeError, match=r"steps of 0\.0001"):
         read(document(), train__ray_gpu_fraction=0.00001)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cure"),
+    [
+        ("defer", "Leave debug out, or leave defer_roles out."),
+        ("split", "Set mode to defer and leave debug out, or leave defer_roles out."),
+    ],
+)
+def test_deferred_roles_beside_a_debug_that_shares_nothing_name_the_debug(
+    mode: str, cure: str
+) -> None:
+    """A recipe of mode defer was told that it is decoupled, and to set mode to defer."""
+    alone = {"debug": "rollout_only", "defer_roles": ["genrm"]}
+    (found,) = refused(document(mode, genrm=engine(2)), **alone)
+    assert found.rule.endswith(
+        f"this is {mode} with debug rollout_only, which gives each role GPUs of its own."
+    )
+    assert found.cure == cure
+    assert plan(document(genrm=engine(2)), defer_roles=["genrm"])
+    assert plan(document(mode, genrm=engine(2)), debug="rollout_only")

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import PermanentError, TransientError
-from relax_infer.placement import binding, pools
+from relax_infer.placement import PlacementError, binding, pools
 from relax_infer.placement.room import NodeRoom
+from tests.placement.recipes import document, engine, plan
 from tests.placement.test_room import node
 
 GROUP: Any = SimpleNamespace(id=SimpleNamespace(hex=lambda: "g1"), bundle_count=16)
@@ -188,3 +190,62 @@ async def test_only_the_runs_own_pools_are_released(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pools, "remove_groups", remove)
     await pools.release_pools("a")
     assert chosen == ["relax-a.pool", "relax-a.trainer"]
+
+
+@pytest.mark.parametrize("borrowed", ["trainer", "rollout"])
+async def test_of_a_plan_with_a_lent_pool_and_one_of_its_own_only_its_own_is_removed(
+    borrowed: str, cluster: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract 8.6. Both are probed, and an engine's devices are on two nodes."""
+    made = plan(document("decoupled", 4, ranks=2, rollout=engine(2, 2)))
+    owned = "rollout" if borrowed == "trainer" else "trainer"
+    groups: dict[str, Any] = {
+        pool: SimpleNamespace(id=SimpleNamespace(hex=lambda pool=pool: pool), bundle_count=2)
+        for pool in (owned, borrowed)
+    }
+    there, begun = {borrowed}, list[str]()
+    nodes = [each.node_id for each in cluster.nodes]
+    bundles = {k: {"GPU": 1.0, "CPU": 1.0} for k in range(2)}
+
+    def make(_: Any, strategy: str, name: str, lifetime: str) -> Any:
+        pool = name.rpartition(".")[2]
+        begun.append(pool)
+        there.add(pool)
+        return groups[pool]
+
+    async def remove(mine: Any, timeout: float) -> None:
+        there.difference_update([pool for pool in groups if mine(pool, {})])
+
+    async def probe(_: Any, name: str, *__: Any) -> list[BundleBinding]:
+        """The engine's two devices are one on each node."""
+        split = name.endswith("rollout")
+        return [
+            BundleBinding(
+                bundle=k, node_id=nodes[split * k], node_ip="10.0.0.1", gpu_id=k + 2 * (not split)
+            )
+            for k in range(2)
+        ]
+
+    table = {
+        pool: {
+            "state": "CREATED",
+            "name": f"relax-run.{pool}",
+            "bundles": bundles,
+            "bundles_to_node_id": dict(enumerate(nodes)),
+        }
+        for pool in groups
+    }
+    ray_groups = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(ray_groups, "placement_group", make)
+    monkeypatch.setattr(
+        binding, "find_pool", lambda run, pool: groups[pool] if pool in there else None
+    )
+    monkeypatch.setattr(binding, "group_table", lambda: table)
+    monkeypatch.setattr(binding, "is_detached", lambda identity: True)
+    monkeypatch.setattr(binding, "probe_bundles", probe)
+    monkeypatch.setattr(binding, "remove_groups", remove)
+    with pytest.raises(PlacementError) as refused:
+        await binding.bind_plan("run", made, 60)
+    assert any("one node" in violation.rule for violation in refused.value.violations)
+    assert begun == [owned]
+    assert there == {borrowed}

@@ -7,8 +7,9 @@ import pytest
 
 from activities import recipes
 from activities.recipes import resolve_recipe
-from relax_infer.config import RecipeError, load_recipe, require_runnable
+from relax_infer.config import RecipeError, load_recipe, read_recipe, require_runnable
 from relax_infer.contracts.run import ResolveRequest, RunInput
+from relax_infer.placement import PlacementError, plan_inference_placement
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
         ({"train.algorithm.clip": 0.2}, r"train\.algorithm\.clip: no such field"),
         (
             {"train.algorithm.importance": "token"},
-            "importance is token but old_log_probs is rollout: .* set old_log_probs to trainer",
+            "importance: is token but old_log_probs is rollout: .* Set old_log_probs to trainer",
         ),
         (
             {"train.algorithm.kl_coefficient": 0.1, "train.algorithm.kl_estimator": "k1"},
@@ -41,8 +42,14 @@ from relax_infer.contracts.run import ResolveRequest, RunInput
             {"train.schedule.min_learning_rate": 1.0},
             "min_learning_rate: 1 is above train.learning_rate",
         ),
-        ({"train.ranks": 3, "train.tensor_parallel": 2}, "ranks is 3, tensor_parallel x .* is 2"),
-        ({"train.sequence_parallel": True}, "sequence_parallel needs tensor_parallel above 1"),
+        (
+            {"train.ranks": 3, "train.tensor_parallel": 2},
+            r"train\.ranks: is 3, tensor_parallel x .* is 2",
+        ),
+        (
+            {"train.sequence_parallel": True},
+            r"sequence_parallel: needs train\.tensor_parallel above 1",
+        ),
         ({"train.precision": "fp16"}, r"train\.precision: must be one of fp32, bf16"),
     ],
 )
@@ -51,6 +58,29 @@ def test_what_does_not_fit_together_is_said_with_its_field(
 ) -> None:
     with pytest.raises(RecipeError, match=says):
         load_recipe("quickstart", overrides)
+
+
+def test_the_rules_of_the_trainer_are_told_together_with_all_others() -> None:
+    """One of them ended the reading before anything else was looked at."""
+    wrong = {
+        "train.ranks": 9,
+        "train.pipeline_parallel": 2,
+        "train.sequence_parallel": True,
+        "train.algorithm.importance": "token",
+        "train.algorithm.kl_coefficient": 0.1,
+        "train.algorithm.kl_estimator": "k1",
+        "max_staleness": 1,
+    }
+    with pytest.raises(PlacementError) as refused:
+        plan_inference_placement(read_recipe("quickstart", wrong))
+    found = refused.value.violations
+    assert {
+        *("train.ranks", "train.sequence_parallel", "train.algorithm.importance"),
+        *("train.algorithm.kl_estimator", "max_staleness"),
+    } == {violation.field for violation in found}
+    assert sum(violation.field == "train.ranks" for violation in found) == 2
+    settings = dict(setting for violation in found for setting in violation.settings)
+    assert plan_inference_placement(load_recipe("quickstart", wrong | settings))
 
 
 async def test_a_run_carries_the_algorithm_to_its_trainer(

@@ -1,0 +1,22 @@
+"""Every violation of a recipe that is not well formed."""
+
+from dataclasses import replace
+
+from relax_infer.config import RecipeError
+from relax_infer.placement.placed import PlacementError, Violation
+from relax_infer.placement.plan import plan_inference_placement
+
+
+def every_violation(error: RecipeError) -> tuple[Violation, ...]:
+    """The malformed fields, and behind them what is wrong with the rest of the recipe, where that
+    can be told: each such rule says without which fields."""
+    if error.mended is None:
+        return error.violations
+    try:
+        plan_inference_placement(error.mended.recipe)
+    except PlacementError as refused:
+        named = {violation.field for violation in error.violations}
+        rest = (v for v in refused.violations if v.field not in named)
+        said = (replace(v, rule=f"{error.mended}: {v.rule}") for v in rest)
+        return (*error.violations, *said)
+    return error.violations
