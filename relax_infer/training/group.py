@@ -20,7 +20,7 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
-from relax_infer.training.others import OtherRankFailed
+from relax_infer.training.others import OtherRankFailed, RankMoved
 from relax_infer.training.residence import TrainerFiles
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class TrainerGroup:
         return combined(told).model_copy(update={"unreached": unreached})
 
     async def _forget(self, rank: int, op: TrainerOperation) -> TrainerReport | None:
-        """None: the rank cannot be asked."""
+        """None: the rank cannot be asked, or is not where its GPU is any more."""
         from ray.exceptions import RayError
 
         try:
@@ -120,7 +120,11 @@ class TrainerGroup:
         except (RelaxError, TimeoutError, RayError) as error:
             log.warning("%s cannot be asked to let go: %r", self._named(rank), error)
             return None
-        return await _answer(actor.forget.remote(op), OPERATION_SECONDS)
+        try:
+            return await _answer(actor.forget.remote(op), OPERATION_SECONDS)
+        except RankMoved as error:
+            log.warning("%s cannot be asked to let go: %s", self._named(rank), error)
+            return None
 
     def _unheeded(self, wrong: Mapping[int, BaseException]) -> RelaxError:
         """What ranks say that did not let go on a person's word."""

@@ -28,6 +28,7 @@ from relax_infer.engines.place import check_place
 from relax_infer.telemetry import about, configure_actor
 from relax_infer.telemetry.traces import span
 from relax_infer.training._turns import Joined
+from relax_infer.training.others import RankMoved
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
 from relax_infer.training.weight_sender import Group, WeightSender
@@ -127,6 +128,7 @@ class TrainerActor:
 
         Raises:
             PermanentError: the earlier process lives on this host: the word is wrong.
+            RankMoved: this is another host, so there is nothing here to look at or to let go of.
         """
         return await self._operations.ask(("forget", op.operation_id), lambda: self._forget(op))
 
@@ -186,7 +188,10 @@ class TrainerActor:
         return await self._offload(op)
 
     async def _forget(self, op: TrainerOperation) -> TrainerReport:
-        self._check_place()
+        try:
+            self._check_place()
+        except UnconfirmedError as error:
+            raise RankMoved(error.message, cure=error.cure) from error
         if self._earlier is not None:
             check_not_seen(self._earlier)
             self._earlier = None

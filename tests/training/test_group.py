@@ -31,7 +31,7 @@ from relax_infer.contracts.training import (
 from relax_infer.engines import check_evidence, read_evidence
 from relax_infer.training import group as group_module
 from relax_infer.training.group import TrainerGroup, combined, combined_status
-from relax_infer.training.others import OtherRankFailed
+from relax_infer.training.others import OtherRankFailed, RankMoved
 from relax_infer.training.residence import TrainerFiles
 from tests.training.conftest import make_spec, operation
 
@@ -317,6 +317,18 @@ async def test_a_rank_that_can_be_asked_and_does_not_let_go_refuses_the_word(
     with pytest.raises(kind, match=told):
         await group.forget(operation(group.spec, "word"))
     assert not group.ranks[0].resident
+
+
+async def test_a_rank_that_came_up_elsewhere_is_one_that_cannot_be_asked(group: Group) -> None:
+    """Ray moved its bundle: the actor there cannot tell what is on the GPU that was bound."""
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1].trouble = raising(RankMoved("trainer/rank-1 was bound on 10.0.0.1."))
+    report = await group.forget(operation(group.spec, "word"))
+    assert report is not None
+    assert report.unreached == (1,)
+    assert [e.holder for e in report.evidence] == ["trainer/rank-0", "trainer/rank-2"]
+    with pytest.raises(StaleFence):
+        TrainerFiles(group.spec, 1).closed.check(FENCE)
 
 
 def status(**changes: Any) -> TrainerStatus:
