@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from relax_infer.contracts.failures import (
@@ -22,6 +23,7 @@ from relax_infer.contracts.training import (
 )
 from relax_infer.training.others import OtherRankFailed, RankMoved
 from relax_infer.training.residence import TrainerFiles
+from relax_infer.training.watching import watched
 
 T = TypeVar("T")
 
@@ -143,9 +145,15 @@ class TrainerGroup:
         return f"trainer rank {rank}{where}"
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        """One update from a committed partition, once; the ledger answers a repeat."""
+        """One update from a committed partition, once; the ledger answers a repeat.
+
+        It may take a day, as long as every rank answers and gets on.
+        """
         actors, meeting = await self._met()
-        calls = [actor.train.remote(request, meeting) for actor in actors]
+        calls = [
+            watched(actor.train.remote(request, meeting), partial(_pulse, actor), self._named(rank))
+            for rank, actor in enumerate(actors)
+        ]
         return (await self._all(calls, TRAIN_SECONDS))[0]
 
     async def status(self) -> TrainerStatus:
@@ -205,18 +213,24 @@ class TrainerGroup:
                 return
             await asyncio.sleep(_POLL)
 
-    async def _all(self, calls: list[Awaitable[T]], seconds: float) -> list[T]:
+    async def _all(self, calls: Sequence[Awaitable[T]], seconds: float) -> list[T]:
         """Every rank's answer, or the error that says most.
 
         Ranks that still wait for one which failed are ended: the next call makes the group anew.
         """
         tasks = [asyncio.ensure_future(_answer(call, seconds)) for call in calls]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        _, pending = await asyncio.wait(tasks, timeout=OTHERS_SECONDS)
-        if pending:
-            await self._end()
-            await asyncio.wait(pending)
-        errors = [error for task in tasks if (error := task.exception()) is not None]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            _, pending = await asyncio.wait(tasks, timeout=OTHERS_SECONDS)
+            if pending:
+                await self._end()
+                await asyncio.wait(pending)
+        finally:
+            for task in tasks:
+                task.cancel()
+        # Those that were ended say least: that they were.
+        failed = sorted(tasks, key=lambda task: task in pending)
+        errors = [error for task in failed if (error := task.exception()) is not None]
         if errors:
             raise next((e for e in errors if not isinstance(e, OtherRankFailed)), errors[0])
         return [task.result() for task in tasks]
@@ -325,6 +339,16 @@ def combined_status(ranks: list[TrainerStatus]) -> TrainerStatus:
             "doubt": doubt,
         }
     )
+
+
+async def _pulse(actor: Any) -> int | None:
+    """How far the rank is; None: its actor was begun by an older build, which only answers."""
+    try:
+        call = actor.pulse.remote()
+    except AttributeError:
+        await actor.ping.remote()
+        return None
+    return await call
 
 
 async def _answer(call: Awaitable[T], timeout: float) -> T:

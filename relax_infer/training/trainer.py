@@ -73,6 +73,10 @@ class TrainerActor:
     async def ping(self) -> int:
         return os.getpid()
 
+    async def pulse(self) -> int:
+        """Another number than before, once an update has got on."""
+        return self._policy.beats
+
     async def meeting(self) -> str | None:
         """Where this rank has met the others; None: it has not."""
         return self._joined

@@ -30,6 +30,7 @@ from relax_infer.contracts.training import (
 )
 from relax_infer.engines import check_evidence, read_evidence
 from relax_infer.training import group as group_module
+from relax_infer.training import watching
 from relax_infer.training.group import TrainerGroup, combined, combined_status
 from relax_infer.training.others import OtherRankFailed, RankMoved
 from relax_infer.training.residence import TrainerFiles
@@ -49,6 +50,8 @@ class Rank:
         self.asked: list[str] = []
         self.doubts: list[str] = []
         self.unreachable: Exception | None = None
+        self.frozen = False
+        self.beats: Iterator[int] = itertools.repeat(0)
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self, f"_{method}")
@@ -59,6 +62,14 @@ class Rank:
                 return call(*args)
 
         return Remote()
+
+    async def _ping(self) -> int:
+        return self.rank
+
+    async def _pulse(self) -> int:
+        if self.frozen:
+            await asyncio.Event().wait()
+        return next(self.beats)
 
     async def _meeting(self) -> str | None:
         return self.joined
@@ -246,6 +257,65 @@ async def test_a_group_of_which_only_some_are_resident_is_left_as_it_is(group: G
 async def test_a_group_that_holds_nothing_settles_with_evidence_of_each(group: Group) -> None:
     report = await group.settle(operation(group.spec, "look"))
     assert len(report.evidence) == 3
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments in place of minutes."""
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.02)
+    monkeypatch.setattr(watching, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(watching, "STILL_SECONDS", 0.4)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_rank_that_is_frozen_in_an_update_is_told_and_the_group_is_ended(
+    group: Group,
+) -> None:
+    """Nothing of it fails: its process is stopped, or its node is cut off."""
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble, rank.beats = _waits_for_ever, itertools.count()
+    group.ranks[1].frozen = True
+    told = r"trainer rank 1 on node 10\.0\.0\.1 did not answer"
+    with pytest.raises(UnconfirmedError, match=told):
+        await asyncio.wait_for(group.train(request(group.spec)), 5)
+    assert group.ends == 1
+    assert (await group.train(request(group.spec))).step == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_update_that_does_not_get_on_is_told(group: Group) -> None:
+    """The actor answers; the thread that computes hangs in a driver or a file system."""
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble, rank.beats = _waits_for_ever, itertools.count()
+    group.ranks[2].beats = itertools.repeat(7)
+    told = r"trainer rank 2 on node 10\.0\.0\.2 answers, and has not got on"
+    with pytest.raises(UnconfirmedError, match=told):
+        await asyncio.wait_for(group.train(request(group.spec)), 5)
+
+
+async def _takes_long() -> None:
+    await asyncio.sleep(0.8)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_update_may_take_long_as_long_as_it_gets_on(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble, rank.beats = _takes_long, itertools.count()
+    assert (await group.train(request(group.spec))).step == 1
+    assert group.ends == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_actor_of_an_older_build_only_has_to_answer(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble = _takes_long
+        rank.__dict__["pulse"] = object()  # it has no such method to call
+    assert (await group.train(request(group.spec))).step == 1
 
 
 GONE = TransientError("Trainer actor trainer.rank-1 did not answer within 90 s.")

@@ -169,6 +169,18 @@ async def test_a_step_is_trained_once_however_often_it_is_asked(
     assert partitions.reads == 1
 
 
+async def test_its_pulse_tells_that_an_update_gets_on(
+    spec: TrainerSpec, actor: Make, partitions: Partitions
+) -> None:
+    trainer = await actor()
+    before = await trainer.pulse()
+    await trainer.onload(operation(spec, "on"))
+    assert await trainer.pulse() == before
+    await trainer.train(partitions.request(spec, 1))
+    # Each of its 2 mini-batches, the look before them, and what was written.
+    assert await trainer.pulse() >= before + 6
+
+
 @pytest.mark.parametrize(
     ("counter", "error", "told"),
     [(0, StaleFence, "stale"), (2, PermanentError, "never onloaded under it")],
