@@ -51,11 +51,16 @@ async def probe_trainer(operation: TrainerOperation) -> RoleResult:
 @activity.defn
 async def forget_trainer(operation: TrainerOperation) -> RoleResult:
     """Take a person's word that what cannot be asked of the trainer is gone; refused where an
-    earlier process of it shows. What can be asked lets go."""
+    earlier process of it shows. What can be asked lets go: the evidence is of these ranks, and the
+    reason names the others."""
     report = await TrainerGroup(operation.trainer).forget(operation)
     if report is None:
         return RoleResult(state="SLEEPING", why="it could not be reached")
-    return await _result(operation, report)
+    result = await _result(operation, report)
+    if not report.unreached:
+        return result
+    ranks = ", ".join(str(rank) for rank in report.unreached)
+    return result.model_copy(update={"why": f"of its ranks these could not be reached: {ranks}"})
 
 
 @activity.defn
@@ -66,7 +71,8 @@ async def train_step(request: TrainRequest) -> TrainResult:
 
 
 async def _result(operation: TrainerOperation, report: TrainerReport) -> RoleResult:
-    holders = tuple(f"trainer/rank-{rank}" for rank in range(operation.trainer.ranks))
+    asked = (n for n in range(operation.trainer.ranks) if n not in report.unreached)
+    holders = tuple(f"trainer/rank-{rank}" for rank in asked)
     state = "READY" if report.status.resident else "SLEEPING"
     if not report.evidence:
         return RoleResult(holders=holders, state=state)

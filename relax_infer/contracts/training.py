@@ -121,6 +121,8 @@ class TrainerOperation(Message):
 class TrainerReport(Message):
     status: TrainerStatus
     evidence: tuple[ReleaseEvidence, ...] = ()
+    unreached: tuple[int, ...] = ()
+    """Of a person's word: ranks that could not be asked, so that only the word stands for them."""
 
 
 class TrainRequest(Message):

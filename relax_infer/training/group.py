@@ -1,10 +1,17 @@
 """The trainer group from wherever an activity runs: its actors are found by name, or made."""
 
 import asyncio
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from relax_infer.contracts.failures import RelaxError, TransientError, UnconfirmedError
+from relax_infer.contracts.failures import (
+    PermanentError,
+    RelaxError,
+    TransientError,
+    UnconfirmedError,
+)
 from relax_infer.contracts.fence import StaleFence
 from relax_infer.contracts.training import (
     TrainerOperation,
@@ -14,10 +21,13 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
-from relax_infer.training.others import OtherRankFailed
+from relax_infer.training.others import OtherRankFailed, RankMoved
 from relax_infer.training.residence import TrainerFiles
+from relax_infer.training.watching import watched
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 ACTOR_SECONDS = 90.0
 """For an actor to be placed, started and to answer its first call."""
@@ -77,23 +87,73 @@ class TrainerGroup:
         return combined(await self._all(calls, READ_SECONDS))
 
     async def forget(self, op: TrainerOperation) -> TrainerReport | None:
-        """Take a person's word that what cannot be asked is gone.
+        """Take a person's word for the ranks that cannot be asked; every other one lets go.
 
-        None: no actor could be reached. If one lives on, it loads nothing more under the token:
-        that is written where it looks before it loads.
+        The report is of the ranks that were asked, and names the others. None: no rank could be
+        asked. One that lives on all the same loads nothing more under the token: that is written
+        where it looks before it loads. It stays written for ranks that were asked, too.
+
+        Raises:
+            PermanentError, UnconfirmedError: a rank was asked and did not let go; the text names
+                it, and its node.
+            TransientError: the store does not answer, so a rank might still load something.
         """
-        for rank in range(self.spec.ranks):
+        ranks = range(self.spec.ranks)
+        for rank in ranks:
             await asyncio.to_thread(TrainerFiles(self.spec, rank).closed.close, op.fence)
-        try:
-            calls = [actor.forget.remote(op) for actor in await self._actors()]
-        except (RelaxError, TimeoutError):
+        answers = await asyncio.gather(
+            *(self._forget(rank, op) for rank in ranks), return_exceptions=True
+        )
+        wrong = {n: e for n, e in enumerate(answers) if isinstance(e, BaseException)}
+        if wrong:
+            raise self._unheeded(wrong)
+        told = [report for report in answers if isinstance(report, TrainerReport)]
+        if not told:
             return None
-        return combined(await self._all(calls, OPERATION_SECONDS))
+        unreached = tuple(rank for rank in ranks if answers[rank] is None)
+        return combined(told).model_copy(update={"unreached": unreached})
+
+    async def _forget(self, rank: int, op: TrainerOperation) -> TrainerReport | None:
+        """None: the rank cannot be asked, or is not where its GPU is any more."""
+        from ray.exceptions import RayError
+
+        try:
+            actor = await self._actor(rank)
+        except (RelaxError, TimeoutError, RayError) as error:
+            log.warning("%s cannot be asked to let go: %r", self._named(rank), error)
+            return None
+        try:
+            return await _answer(actor.forget.remote(op), OPERATION_SECONDS)
+        except RankMoved as error:
+            log.warning("%s cannot be asked to let go: %s", self._named(rank), error)
+            return None
+
+    def _unheeded(self, wrong: Mapping[int, BaseException]) -> RelaxError:
+        """What ranks say that did not let go on a person's word."""
+        strange = [e for e in wrong.values() if not isinstance(e, RelaxError | StaleFence)]
+        if strange:
+            raise strange[0]
+        for_good = any(isinstance(e, PermanentError | StaleFence) for e in wrong.values())
+        told = "; ".join(f"{self._named(rank)}: {error}" for rank, error in wrong.items())
+        return (PermanentError if for_good else UnconfirmedError)(
+            f"The word does not stand for what can be asked, and did not let go: {told}",
+            cure="End the trainer's process on that node, then say it again.",
+        )
+
+    def _named(self, rank: int) -> str:
+        where = f" on node {self.spec.bundles[rank].node_ip}" if self.spec.bundles else ""
+        return f"trainer rank {rank}{where}"
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        """One update from a committed partition, once; the ledger answers a repeat."""
+        """One update from a committed partition, once; the ledger answers a repeat.
+
+        It may take a day, as long as every rank answers and gets on.
+        """
         actors, meeting = await self._met()
-        calls = [actor.train.remote(request, meeting) for actor in actors]
+        calls = [
+            watched(actor.train.remote(request, meeting), partial(_pulse, actor), self._named(rank))
+            for rank, actor in enumerate(actors)
+        ]
         return (await self._all(calls, TRAIN_SECONDS))[0]
 
     async def status(self) -> TrainerStatus:
@@ -153,18 +213,24 @@ class TrainerGroup:
                 return
             await asyncio.sleep(_POLL)
 
-    async def _all(self, calls: list[Awaitable[T]], seconds: float) -> list[T]:
+    async def _all(self, calls: Sequence[Awaitable[T]], seconds: float) -> list[T]:
         """Every rank's answer, or the error that says most.
 
         Ranks that still wait for one which failed are ended: the next call makes the group anew.
         """
         tasks = [asyncio.ensure_future(_answer(call, seconds)) for call in calls]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        _, pending = await asyncio.wait(tasks, timeout=OTHERS_SECONDS)
-        if pending:
-            await self._end()
-            await asyncio.wait(pending)
-        errors = [error for task in tasks if (error := task.exception()) is not None]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            _, pending = await asyncio.wait(tasks, timeout=OTHERS_SECONDS)
+            if pending:
+                await self._end()
+                await asyncio.wait(pending)
+        finally:
+            for task in tasks:
+                task.cancel()
+        # Those that were ended say least: that they were.
+        failed = sorted(tasks, key=lambda task: task in pending)
+        errors = [error for task in failed if (error := task.exception()) is not None]
         if errors:
             raise next((e for e in errors if not isinstance(e, OtherRankFailed)), errors[0])
         return [task.result() for task in tasks]
@@ -273,6 +339,16 @@ def combined_status(ranks: list[TrainerStatus]) -> TrainerStatus:
             "doubt": doubt,
         }
     )
+
+
+async def _pulse(actor: Any) -> int | None:
+    """How far the rank is; None: its actor was begun by an older build, which only answers."""
+    try:
+        call = actor.pulse.remote()
+    except AttributeError:
+        await actor.ping.remote()
+        return None
+    return await call
 
 
 async def _answer(call: Awaitable[T], timeout: float) -> T:

@@ -52,6 +52,8 @@ class Learner:
         self, model: GPTModel, spec: TrainerSpec, device: torch.device, learning_rate: float
     ) -> None:
         self._spec, self._device, self._rate = spec, device, learning_rate
+        self.beats = 0
+        """Micro-batches that were begun; other threads may read it."""
         self.model = model
         half = spec.precision == "bf16"
         config: Any = model.config
@@ -189,6 +191,7 @@ class Learner:
         )
 
     def _forward(self, micro: Iterator[Batch], model: Any, *, train: bool) -> tuple[Any, Any]:
+        self.beats += 1
         batch = next(micro).to(self._device)
         logits = model(batch.ids, positions(batch), None, packed_seq_params=packing(batch))
         return logits, functools.partial(self._lost if train else self._told, batch)

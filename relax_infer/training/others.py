@@ -1,7 +1,11 @@
-"""What one rank of a trainer group says when another has failed."""
+"""What one rank of a trainer group says of another that failed, or of the place it is at."""
 
-from relax_infer.contracts.failures import TransientError
+from relax_infer.contracts.failures import TransientError, UnconfirmedError
 
 
 class OtherRankFailed(TransientError):
     """The rank that failed says why; this one only stopped with it."""
+
+
+class RankMoved(UnconfirmedError):
+    """This actor is not where the rank's GPU was bound, and cannot speak for what is there."""

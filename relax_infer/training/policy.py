@@ -31,6 +31,7 @@ class PolicyTrainer:
     def __init__(self, spec: TrainerSpec, rank: int = 0, *, moment: Moment | None = None) -> None:
         self.spec, self.rank = spec, rank
         self._moment = moment or (lambda _: None)
+        self._moments = 0
         self._checkpoints = Checkpoints(spec.run)
         self._learner: Any = None
         self._critic: Any = None
@@ -145,7 +146,7 @@ class PolicyTrainer:
         # Every rank has saved its part: only then there is a checkpoint.
         together(lambda: self._commit(step, ledger), self._device)
         self._current, self._spoilt = ledger, False
-        self._moment("committed")
+        self._passed("committed")
         return result
 
     def close(self) -> None:
@@ -156,6 +157,15 @@ class PolicyTrainer:
             self._learner = self._critic = None
             self.resident = self.holds = False
             stop_parallel()
+
+    @property
+    def beats(self) -> int:
+        """Another number than before, once an update has got on; any thread may ask."""
+        return self._moments + sum(each.beats for each in self._learners() if each is not None)
+
+    def _passed(self, moment: str) -> None:
+        self._moments += 1
+        self._moment(moment)
 
     def _learners(self) -> list[Any]:
         critic = getattr(self, "_critic", None)
@@ -268,13 +278,13 @@ class PolicyTrainer:
         if critic is not None and values is not None and batch.returns is not None:
             told = critic.update(batch, parts, step)
             told["explained_variance"] = explained_variance(values, batch.returns, batch.mask)
-        self._moment("updated")
+        self._passed("updated")
         updated = time.perf_counter()
         digest = self._export(step)
-        self._moment("exported")
+        self._passed("exported")
         exported = time.perf_counter()
         save_checkpoint(self._checkpoints, step, learner, critic, self._device)
-        self._moment("saved")
+        self._passed("saved")
         saved = time.perf_counter()
         uri = f"{spec.run.store.rstrip('/')}/{spec.run.run}/weights/{step}"
         return TrainResult(

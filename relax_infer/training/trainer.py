@@ -28,6 +28,7 @@ from relax_infer.engines.place import check_place
 from relax_infer.telemetry import about, configure_actor
 from relax_infer.telemetry.traces import span
 from relax_infer.training._turns import Joined
+from relax_infer.training.others import RankMoved
 from relax_infer.training.policy import PolicyTrainer
 from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
 from relax_infer.training.weight_sender import Group, WeightSender
@@ -71,6 +72,10 @@ class TrainerActor:
 
     async def ping(self) -> int:
         return os.getpid()
+
+    async def pulse(self) -> int:
+        """Another number than before, once an update has got on."""
+        return self._policy.beats
 
     async def meeting(self) -> str | None:
         """Where this rank has met the others; None: it has not."""
@@ -127,6 +132,7 @@ class TrainerActor:
 
         Raises:
             PermanentError: the earlier process lives on this host: the word is wrong.
+            RankMoved: this is another host, so there is nothing here to look at or to let go of.
         """
         return await self._operations.ask(("forget", op.operation_id), lambda: self._forget(op))
 
@@ -186,7 +192,10 @@ class TrainerActor:
         return await self._offload(op)
 
     async def _forget(self, op: TrainerOperation) -> TrainerReport:
-        self._check_place()
+        try:
+            self._check_place()
+        except UnconfirmedError as error:
+            raise RankMoved(error.message, cure=error.cure) from error
         if self._earlier is not None:
             check_not_seen(self._earlier)
             self._earlier = None

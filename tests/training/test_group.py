@@ -2,15 +2,24 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RaySystemError
 
-from relax_infer.contracts.engines import BundleBinding, ReleaseEvidence
-from relax_infer.contracts.failures import PermanentError, RelaxError, UnconfirmedError
-from relax_infer.contracts.fence import FenceToken
+import activities.training as activities_module
+from relax_infer.contracts.engines import TRAINER_TAGS, BundleBinding, OffloadCheck, ReleaseEvidence
+from relax_infer.contracts.failures import (
+    PermanentError,
+    RelaxError,
+    TransientError,
+    UnconfirmedError,
+)
+from relax_infer.contracts.fence import FenceToken, StaleFence
+from relax_infer.contracts.lease import RoleResult
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.training import (
     TrainerReport,
@@ -19,9 +28,12 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
+from relax_infer.engines import check_evidence, read_evidence
 from relax_infer.training import group as group_module
+from relax_infer.training import watching
 from relax_infer.training.group import TrainerGroup, combined, combined_status
-from relax_infer.training.others import OtherRankFailed
+from relax_infer.training.others import OtherRankFailed, RankMoved
+from relax_infer.training.residence import TrainerFiles
 from tests.training.conftest import make_spec, operation
 
 FENCE = FenceToken(counter=1, grant_id="grant")
@@ -37,6 +49,9 @@ class Rank:
         self.trouble: Callable[[], Awaitable[None]] | None = None
         self.asked: list[str] = []
         self.doubts: list[str] = []
+        self.unreachable: Exception | None = None
+        self.frozen = False
+        self.beats: Iterator[int] = itertools.repeat(0)
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self, f"_{method}")
@@ -47,6 +62,14 @@ class Rank:
                 return call(*args)
 
         return Remote()
+
+    async def _ping(self) -> int:
+        return self.rank
+
+    async def _pulse(self) -> int:
+        if self.frozen:
+            await asyncio.Event().wait()
+        return next(self.beats)
 
     async def _meeting(self) -> str | None:
         return self.joined
@@ -76,7 +99,12 @@ class Rank:
         self.resident = False
         return TrainerReport(status=await self._status(), evidence=(evidence(self.rank),))
 
-    _settle = _forget = _offload
+    _settle = _offload
+
+    async def _forget(self, op: Any) -> TrainerReport:
+        if self.trouble:
+            await self.trouble()
+        return await self._offload(op)
 
     async def _train(self, request: Any, meeting: str | None) -> TrainResult:
         self.joined = meeting
@@ -87,7 +115,7 @@ class Rank:
 
 def evidence(rank: int) -> ReleaseEvidence:
     return ReleaseEvidence(
-        holder=f"trainer/rank-{rank}", proof="simulated", tags=(), fence=FENCE, at=0.0
+        holder=f"trainer/rank-{rank}", proof="simulated", tags=TRAINER_TAGS, fence=FENCE, at=0.0
     )
 
 
@@ -115,10 +143,11 @@ class Group(TrainerGroup):
         self.ranks: dict[int, Rank] = {}
         self.ends = 0
 
-    async def _actors(self) -> list[Any]:
-        for rank in range(self.spec.ranks):
-            self.ranks.setdefault(rank, Rank(rank, self.ports))
-        return [self.ranks[rank] for rank in range(self.spec.ranks)]
+    async def _actor(self, rank: int) -> Any:
+        made = self.ranks.setdefault(rank, Rank(rank, self.ports))
+        if made.unreachable is not None:
+            raise made.unreachable
+        return made
 
     async def _end(self) -> None:
         self.ends += 1
@@ -137,7 +166,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
     monkeypatch.setattr(group_module, "MEETING_SECONDS", 0.05)
     monkeypatch.setattr(group_module, "_POLL", 0.01)
     bundles = tuple(
-        BundleBinding(bundle=n, node_id="n", node_ip="127.0.0.1", gpu_id=n) for n in range(3)
+        BundleBinding(bundle=n, node_id=f"n{n}", node_ip=f"10.0.0.{n}", gpu_id=0) for n in range(3)
     )
     return Group(make_spec(tmp_path, tmp_path, ranks=3, bundles=bundles))
 
@@ -228,6 +257,148 @@ async def test_a_group_of_which_only_some_are_resident_is_left_as_it_is(group: G
 async def test_a_group_that_holds_nothing_settles_with_evidence_of_each(group: Group) -> None:
     report = await group.settle(operation(group.spec, "look"))
     assert len(report.evidence) == 3
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments in place of minutes."""
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.02)
+    monkeypatch.setattr(watching, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(watching, "STILL_SECONDS", 0.4)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_rank_that_is_frozen_in_an_update_is_told_and_the_group_is_ended(
+    group: Group,
+) -> None:
+    """Nothing of it fails: its process is stopped, or its node is cut off."""
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble, rank.beats = _waits_for_ever, itertools.count()
+    group.ranks[1].frozen = True
+    told = r"trainer rank 1 on node 10\.0\.0\.1 did not answer"
+    with pytest.raises(UnconfirmedError, match=told):
+        await asyncio.wait_for(group.train(request(group.spec)), 5)
+    assert group.ends == 1
+    assert (await group.train(request(group.spec))).step == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_update_that_does_not_get_on_is_told(group: Group) -> None:
+    """The actor answers; the thread that computes hangs in a driver or a file system."""
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble, rank.beats = _waits_for_ever, itertools.count()
+    group.ranks[2].beats = itertools.repeat(7)
+    told = r"trainer rank 2 on node 10\.0\.0\.2 answers, and has not got on"
+    with pytest.raises(UnconfirmedError, match=told):
+        await asyncio.wait_for(group.train(request(group.spec)), 5)
+
+
+async def _takes_long() -> None:
+    await asyncio.sleep(0.8)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_update_may_take_long_as_long_as_it_gets_on(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble, rank.beats = _takes_long, itertools.count()
+    assert (await group.train(request(group.spec))).step == 1
+    assert group.ends == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_actor_of_an_older_build_only_has_to_answer(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    for rank in group.ranks.values():
+        rank.trouble = _takes_long
+        rank.__dict__["pulse"] = object()  # it has no such method to call
+    assert (await group.train(request(group.spec))).step == 1
+
+
+GONE = TransientError("Trainer actor trainer.rank-1 did not answer within 90 s.")
+
+
+async def resolved(group: Group, fence: FenceToken = FENCE) -> RoleResult:
+    """What the lease hears after a person's word."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(activities_module, "TrainerGroup", lambda _: group)
+        op = operation(group.spec, "word").model_copy(update={"fence": fence})
+        return await activities_module.forget_trainer(op)
+
+
+@pytest.mark.parametrize("gone", [GONE, TimeoutError(), RaySystemError("Ray is silent")])
+async def test_a_word_is_for_the_ranks_that_cannot_be_asked_and_the_others_let_go(
+    group: Group, gone: Exception
+) -> None:
+    """A node burned: the trainer's rank on the other node is resident, and its GPU is granted to
+    others next."""
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1].unreachable = gone
+    report = await group.forget(operation(group.spec, "word"))
+    assert report is not None
+    assert not any(group.ranks[n].resident for n in (0, 2))
+    assert [e.holder for e in report.evidence] == ["trainer/rank-0", "trainer/rank-2"]
+    assert report.unreached == (1,)
+    for rank in range(3):  # whatever is on its way there under the grant loads nothing
+        with pytest.raises(StaleFence):
+            TrainerFiles(group.spec, rank).closed.check(FENCE)
+
+
+async def test_the_lease_judges_by_the_evidence_of_the_ranks_that_were_asked(group: Group) -> None:
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1].unreachable = GONE
+    result = await resolved(group)
+    assert (result.state, result.holders) == ("SLEEPING", ("trainer/rank-0", "trainer/rank-2"))
+    assert result.why == "of its ranks these could not be reached: 1"
+    (staged,) = result.evidence
+    check = OffloadCheck(
+        role="trainer", fence=FENCE, evidence=result.evidence, holders=result.holders
+    )
+    assert check_evidence(check, read_evidence(staged)).holders == 2
+
+
+async def test_where_no_rank_can_be_asked_the_word_stands_for_all(group: Group) -> None:
+    for rank in await group._actors():
+        rank.unreachable = GONE
+    assert await group.forget(operation(group.spec, "word")) is None
+    result = await resolved(group)
+    assert (result.state, result.evidence, result.holders) == ("SLEEPING", (), ())
+    assert result.why is not None
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind"),
+    [
+        (PermanentError("An earlier trainer process, 7, is alive on this host."), PermanentError),
+        (StaleFence(FENCE, FenceToken(counter=2, grant_id="later")), PermanentError),
+        (UnconfirmedError("the device does not answer"), UnconfirmedError),
+    ],
+)
+async def test_a_rank_that_can_be_asked_and_does_not_let_go_refuses_the_word(
+    group: Group, trouble: Exception, kind: type[RelaxError]
+) -> None:
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1].unreachable = GONE
+    group.ranks[2].trouble = raising(trouble)
+    told = re.escape(f"trainer rank 2 on node 10.0.0.2: {trouble}")
+    with pytest.raises(kind, match=told):
+        await group.forget(operation(group.spec, "word"))
+    assert not group.ranks[0].resident
+
+
+async def test_a_rank_that_came_up_elsewhere_is_one_that_cannot_be_asked(group: Group) -> None:
+    """Ray moved its bundle: the actor there cannot tell what is on the GPU that was bound."""
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1].trouble = raising(RankMoved("trainer/rank-1 was bound on 10.0.0.1."))
+    report = await group.forget(operation(group.spec, "word"))
+    assert report is not None
+    assert report.unreached == (1,)
+    assert [e.holder for e in report.evidence] == ["trainer/rank-0", "trainer/rank-2"]
+    with pytest.raises(StaleFence):
+        TrainerFiles(group.spec, 1).closed.check(FENCE)
 
 
 def status(**changes: Any) -> TrainerStatus:

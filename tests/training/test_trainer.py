@@ -20,6 +20,7 @@ from relax_infer.engines import check_evidence, orphans, place
 from relax_infer.engines.host_processes import this_host
 from relax_infer.engines.place import Place
 from relax_infer.engines.trainer_process import Residence
+from relax_infer.training.others import RankMoved
 from relax_infer.training.residence import TrainerFiles
 from relax_infer.training.trainer import TrainerActor
 from relax_infer.transfer import PublishedRows, rows_digest, rows_of_table
@@ -89,9 +90,11 @@ async def test_on_another_host_it_cannot_say_what_an_earlier_one_left(
     monkeypatch.setattr(place, "where_this_is", lambda: elsewhere)
     with pytest.raises(UnconfirmedError, match="proves nothing"):
         await made.status()
-    for ask in (made.onload, made.offload, made.settle, made.forget):
+    for ask in (made.onload, made.offload, made.settle):
         with pytest.raises(UnconfirmedError, match="proves nothing"):
             await ask(operation(spec, ask.__name__))
+    with pytest.raises(RankMoved, match="proves nothing"):  # the word is for what is there
+        await made.forget(operation(spec, "word"))
     another = Place("127.0.0.1", (7,), this_host())
     monkeypatch.setattr(place, "where_this_is", lambda: another)
     with pytest.raises(PermanentError, match="bound to GPU 0"):
@@ -164,6 +167,18 @@ async def test_a_step_is_trained_once_however_often_it_is_asked(
     later = await trainer.train(request.model_copy(update={"fence": _token(0)}))
     assert later == first.model_copy(update={"repeated": True})
     assert partitions.reads == 1
+
+
+async def test_its_pulse_tells_that_an_update_gets_on(
+    spec: TrainerSpec, actor: Make, partitions: Partitions
+) -> None:
+    trainer = await actor()
+    before = await trainer.pulse()
+    await trainer.onload(operation(spec, "on"))
+    assert await trainer.pulse() == before
+    await trainer.train(partitions.request(spec, 1))
+    # Each of its 2 mini-batches, the look before them, and what was written.
+    assert await trainer.pulse() >= before + 6
 
 
 @pytest.mark.parametrize(
