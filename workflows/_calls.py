@@ -64,14 +64,16 @@ class Call(Generic[I, O]):
     cancelled: workflow.ActivityCancellationType = workflow.ActivityCancellationType.TRY_CANCEL
     """Whether a cancelled call waits until the activity has cleaned up."""
 
-    async def __call__(self, request: I, *, summary: str) -> O:
-        """Run it under its policy. ``summary`` labels the bar in the web UI's timeline."""
+    async def __call__(self, request: I, *, summary: str, within: float | None = None) -> O:
+        """Run it under its policy. ``summary`` labels the bar in the web UI's timeline; ``within``
+        is in seconds, the wait for a worker and every attempt included."""
         policy = POLICIES[self.name]
         return await workflow.execute_activity(
             self.name,
             request,
             result_type=self.gives,
             task_queue=policy.queue,
+            schedule_to_close_timeout=None if within is None else timedelta(seconds=within),
             start_to_close_timeout=timedelta(seconds=policy.start_to_close),
             heartbeat_timeout=timedelta(seconds=policy.heartbeat),
             retry_policy=RetryPolicy(

@@ -49,7 +49,9 @@ class LeaseCore:
         """Roles whose evidence of release contradicted them."""
         self._left: set[str] = set(self._book.roles) if start.lost and not carried else set()
         """Roles that a lost lease left, until each is known to have let go."""
-        self._trainer = TrainerRole(start.trainer) if start.trainer else None
+        self._trainer = (
+            TrainerRole(start.trainer, start.operation_timeout) if start.trainer else None
+        )
 
     def _carry(self) -> dict[str, Any]:
         """For continue-as-new, when no operation is at work."""

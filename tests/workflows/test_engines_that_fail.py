@@ -241,6 +241,29 @@ async def test_the_run_is_told_in_time_also_while_a_probe_gets_no_answer(working
     nothing_was_broken(world)
 
 
+@pytest.mark.parametrize("method", ["onload", "offload"])
+async def test_a_trainer_that_is_silent_blocks_its_lease_within_the_time_of_an_operation(
+    working: Working, method: str
+):
+    """Its activities could take four times 15 minutes before anybody was told."""
+    world = ScriptedWorld(reconcile_timeout=60.0, operation_timeout=2.0)
+    world.faults[f"{method}_trainer"] = ["hang"] * 4
+    async with working(world) as client:
+        handle = await start(client, steps=1)
+        await until(lambda: trainer_timed_out(client, handle))
+        done = await handle.result()
+    assert done.state is RunState.DONE
+    assert sorted(world.ledger) == [1]
+    nothing_was_broken(world)
+
+
+async def trainer_timed_out(client: Client, handle: Handle) -> bool:
+    try:
+        return "TIMED_OUT" in events(await lease(client, handle), "trainer")
+    except Exception:
+        return False
+
+
 async def role_is(client: Client, handle: Handle, role: str, state: str) -> bool:
     try:
         seen = await lease(client, handle)
