@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import msgspec
 
+from relax_infer.gateway._limits import MOST_IDS, too_many_ids
+
 _ESCAPED = (b"\\u", b"\0")
 _ENCODED = (b'"rid"', *_ESCAPED)
 """One of these is in every JSON document with the key: as it is, escaped, or in another coding."""
@@ -37,12 +39,14 @@ def request_ids(body: bytes) -> tuple[str, ...]:
     no JSON, which the engine says better.
 
     Raises:
-        Refused: it is nested too deeply to be read.
+        Refused: 400, it is nested too deeply to be read, or names too many.
     """
     if not any(each in body for each in _ENCODED):
         return ()
     rid = _rid(body)
     rids = cast("list[object]", rid) if isinstance(rid, list) else [rid]
+    if len(rids) > MOST_IDS:
+        raise Refused(400, too_many_ids(len(rids)))
     return tuple(each for each in rids if isinstance(each, str) and each)
 
 

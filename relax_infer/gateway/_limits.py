@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from relax_infer.gateway._errors import HANG_UP, GatewayError
 
+MOST_IDS = 4096
+"""Requests of one body that ``rid`` may name: each is followed, logged and aborted by its name."""
 CALLER_LEFT = 499
 """Counted, never sent."""
 _READ_AND_DROP = 16
@@ -19,6 +21,11 @@ class Limits:
     body_bytes: int = 64 << 20
     body_seconds: float = 60.0
     """Until the body has come."""
+
+
+def too_many_ids(number: int) -> str:
+    """Why a body is refused."""
+    return f"rid names {number} requests, {MOST_IDS} are the most of one body"
 
 
 def too_large(limit: int, said: int | None) -> GatewayError:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from relax_infer.gateway._errors import GatewayError
+from relax_infer.gateway._limits import MOST_IDS, too_many_ids
 
 Fields = dict[str, msgspec.Raw]
 
@@ -172,7 +173,11 @@ def is_stream(fields: Fields) -> bool:
 
 
 def rids_of(fields: Fields) -> tuple[str, ...]:
-    """Empty ids are left out: an engine takes an empty id for every id."""
+    """Empty ids are left out: an engine takes an empty id for every id.
+
+    Raises:
+        GatewayError: 400, they are too many.
+    """
     value = fields.get("rid")
     if value is None:
         return ()
@@ -182,6 +187,8 @@ def rids_of(fields: Fields) -> tuple[str, ...]:
         return ()
     if isinstance(rid, str):
         return (rid,) if rid else ()
+    if len(rid) > MOST_IDS:
+        raise GatewayError(400, too_many_ids(len(rid)))
     return tuple(each for each in rid if each)
 
 

@@ -109,6 +109,10 @@ class RegistryFile:
         return found
 
     def _content(self) -> Any:
+        if self.path.exists() and not self.path.is_file():  # opening a pipe would wait for ever
+            raise PermanentError(
+                f"the registry file {self.path} cannot be read: it is no regular file.", cure=_CURE
+            )
         try:
             text = self.path.read_text(encoding="utf-8")
             return json.loads(text) if self.path.suffix == ".json" else yaml.safe_load(text)

@@ -168,7 +168,12 @@ def load_callers(variables: Mapping[str, str] | None = None) -> Callers | None:
                 cure="For example: openssl rand -hex 32",
             )
         found.append(Caller("run", hashlib.sha256(own.encode()).digest(), _roles(None)))
-    if path := given.get(FILE, ""):
+    if (path := given.get(FILE)) is not None:
+        if not path.strip():
+            raise PermanentError(
+                f"{FILE} is set and names no file.",
+                cure="Name the file of callers, or unset it where everybody may call.",
+            )
         found += _of_file(Path(path))
     if len({caller.digest for caller in found}) < len(found):
         raise PermanentError("Two callers of the gateway have the same token.", cure="Change one.")

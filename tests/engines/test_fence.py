@@ -184,13 +184,19 @@ async def test_an_engine_that_cannot_tell_about_itself_is_502_and_unhealthy_and_
     await made.until(lambda: len(asyncio.all_tasks()) <= before + 2)
 
 
-async def test_a_body_that_cannot_be_read_for_its_id_is_400(fake):
+DEEP = b'{"rid": "r", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+MANY = b'{"text": "x", "rid": [' + b'"a",' * 4096 + b'"a"]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "told"), [(DEEP, "nested too deeply"), (MANY, "rid names 4097 requests, 4096")]
+)
+async def test_a_body_that_cannot_be_read_for_its_id_is_400(fake, body, told):
     made, client = fake
-    deep = b'{"rid": "r", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     for path in ("/generate", "/abort_request"):
-        async with client.post(path, data=deep) as response:
+        async with client.post(path, data=body) as response:
             assert response.status == 400
-            assert "nested too deeply" in (await response.json())["detail"]
+            assert told in (await response.json())["detail"]
     assert made.engine.seen == []
     assert made.fence.gate.inflight == 0
     (row,) = made.log()

@@ -42,6 +42,7 @@ BODIES = {
     "a comment": b'{"text": "x" /* */}',
     "not an object": b"[1]",
     "nothing": b"",
+    "ids without an end": b'{"text": "x", "rid": [' + b'"a",' * 4096 + b'"a"]}',
     "a huge key": b'{"model": "' + b"x" * 1_000_000 + b'", "text": "x"}',
 }
 _ASKED = b'{"messages": [{"role": "user", "content": "x"%b}], "sampling_params": {"seed": %b}}'

@@ -18,7 +18,10 @@ from typer.testing import CliRunner
 
 import relax_infer
 from relax_infer.cli import app
+from relax_infer.contracts.failures import PermanentError
+from relax_infer.gateway import RegistryIntake
 from relax_infer.gateway._open_files import allow_files
+from relax_infer.gateway.registry_file import RegistryFile
 from tests.gateway.asking import ask, get
 from tests.gateway.fakes import engine, held_port, registry, until
 from tests.gateway.test_gateway import echo
@@ -315,3 +318,17 @@ async def test_a_stop_lets_a_running_request_end(tmp_path: Path) -> None:
                     source.go.put_nowait(True)
                 assert await answer.content.read() == b"".join(CHUNKS[1:])
             await until(lambda: running.poll() == 0)
+
+
+async def test_a_pipe_in_the_place_of_the_file_is_said_and_not_waited_for(tmp_path: Path) -> None:
+    path, intake = tmp_path / "registry.json", RegistryIntake()
+    file = RegistryFile(path, intake)
+    os.mkfifo(path)
+    async with asyncio.timeout(10):
+        with pytest.raises(PermanentError, match="no regular file"):
+            await asyncio.to_thread(file.load)
+        path.unlink()
+        path.write_text(json.dumps({"genrm": document("http://127.0.0.1:1")}))
+        await asyncio.to_thread(file.reload)
+    assert intake.get("genrm") is not None
+    assert "status" not in file.facts()

@@ -198,6 +198,12 @@ def test_the_runs_own_token_may_be_in_a_file_and_is_hidden_in_logs(tmp_path: Pat
     assert known.names == ("run",)
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_file_of_callers_without_a_name_opens_nothing(empty: str):
+    with pytest.raises(PermanentError, match="is set and names no file"):
+        load_callers({"RELAX_GATEWAY_TOKENS": empty})
+
+
 def test_nobody_is_asked_for_a_token_unless_somebody_said_so():
     assert load_callers({}) is None
     assert gateway_headers({}) == {}
