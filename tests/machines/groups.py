@@ -8,7 +8,7 @@ must change nothing.
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -119,7 +119,9 @@ class _Children:
 
     look_again = nothing
 
-    def blocked(self) -> str | None:
+    def blocked(self, failed: Iterable[int]) -> str | None:
+        """No recovery of the model is ended by hand."""
+        del failed
         waits = any(course(self.known[n]).result is None for n in self.at_work.values())
         return "it waits for proof" if waits else None
 
