@@ -50,7 +50,9 @@ def plan(
     except CannotBePlacedError as refused:
         known = refused.recipe if live else None
         findings = asyncio.run(examine_live(known, None, home)) if known is not None else None
-        show_refusal(refused.violations, as_json=as_json, findings=findings)
+        show_refusal(
+            refused.violations, as_json=as_json, findings=findings, cured_by=refused.cured_by
+        )
         raise
     findings = asyncio.run(examine_live(checked.recipe, checked.plan, home)) if live else None
     show_plan(checked, as_json=as_json, findings=findings)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from relax_infer.cli._findings import show_findings
 from relax_infer.cli._recipes import Checked
+from relax_infer.config.placed import Scalar
 from relax_infer.contracts.counted import counted
 from relax_infer.placement import InferencePlacementPlan, Violation
 from relax_infer.placement.findings import Finding
@@ -71,12 +72,18 @@ def show_plan(
 
 
 def show_refusal(
-    violations: Sequence[Violation], *, as_json: bool, findings: Sequence[Finding] | None = None
+    violations: Sequence[Violation],
+    *,
+    as_json: bool,
+    findings: Sequence[Finding] | None = None,
+    cured_by: Mapping[str, Scalar] | None = None,
 ) -> None:
     """What stdout has of a recipe without a plan; the reasons as sentences are the error's."""
     if as_json:
         every = [*violations, *_violations(findings or ())]
         document: dict[str, Any] = {"violations": _listed(every)}
+        if cured_by:
+            document["cured_by"] = dict(cured_by)
         if findings is not None:
             document["live"] = _live(findings, can_run=False)
         typer.echo(json.dumps(document, indent=2))

@@ -14,6 +14,7 @@ from relax_infer.config import (
     read_recipe,
     shipped_recipes,
 )
+from relax_infer.config.placed import Scalar
 from relax_infer.contracts.refs import RUN_ID
 from relax_infer.contracts.run import RunInput
 from relax_infer.placement import (
@@ -22,6 +23,7 @@ from relax_infer.placement import (
     Violation,
     plan_inference_placement,
 )
+from relax_infer.placement.cures import agreed, as_options
 from relax_infer.placement.malformed import every_violation
 from relax_infer.placement.named_files import named_data
 
@@ -47,7 +49,11 @@ class CannotBePlacedError(CommandError):
         self.recipe = recipe
         """None where it is not well formed."""
         self.violations = violations
+        self.cured_by = {} if recipe is None else _cured_by(recipe, violations)
+        """Settings that cure all of them together; empty where a person has to choose."""
         reasons = "".join(f"\n  {violation}" for violation in violations)
+        if self.cured_by:
+            reasons += f"\nWith {as_options(self.cured_by)} it can be used."
         super().__init__(f"{subject}:{reasons}")
 
 
@@ -79,6 +85,18 @@ def check(recipe: str, assignments: list[str], steps: int | None = None) -> Chec
         raise CannotBePlacedError(subject, ready, error.violations) from error
     start = RunInput(recipe=_portable(recipe), steps=steps, overrides=overrides)
     return Checked(ready, plan, start)
+
+
+def _cured_by(recipe: Recipe, violations: tuple[Violation, ...]) -> dict[str, Scalar]:
+    """Tried, since a person types them as they stand."""
+    settings = agreed(violations)
+    if not all(violation.settings for violation in violations):
+        return {}
+    try:
+        plan_inference_placement(read_recipe(recipe.model_dump(mode="json"), settings))
+    except (RecipeError, PlacementError):
+        return {}
+    return settings
 
 
 def load(recipe: str, overrides: dict[str, Any], how: Loader = load_recipe) -> Recipe:

@@ -87,22 +87,28 @@ def _load(
 ) -> Recipe:
     document, origin = _read(recipe)
     document = copy.deepcopy(document)
+    found: list[Violation] = []
     for key, value in (overrides or {}).items():
-        if value is None:
-            _check_removal(key, origin)
-        _override(document, key, value, origin)
+        fault = _removal_fault(key) if value is None else None
+        fault = fault or _override(document, key, value)
+        found += [fault] if fault else []
+    ignored = tuple(each.field for each in found)
     try:
         read = Recipe.model_validate(document, context={RULES: False})
     except ValidationError as error:
         faults = faults_of(error, Recipe)
-        raise RecipeError(
-            f"{origin}: {'; '.join(str(fault) for fault in faults)}",
-            violations=[Violation(f.field or "recipe", f"{f.rule}.", f.cure) for f in faults],
-            mended=without_malformed(document, error),
-        ) from None
+        found += [Violation(f.field or "recipe", f"{f.rule}.", f.cure) for f in faults]
+        raise _malformed(origin, found, without_malformed(document, error, ignored)) from None
+    if found:
+        raise _malformed(origin, found, Mended(read, ignored=ignored))
     if rules and (broken := broken_rules(read)):
         raise RecipeError(f"{origin}: {'; '.join(str(each) for each in broken)}", violations=broken)
     return read
+
+
+def _malformed(origin: str, found: Sequence[Violation], mended: Mended | None) -> RecipeError:
+    text = f"{origin}: {'; '.join(str(each).removesuffix('.') for each in found)}"
+    return RecipeError(text, violations=found, mended=mended)
 
 
 def recipe_sha256(recipe: Recipe) -> str:
@@ -168,11 +174,9 @@ def _no_file(path: Path) -> str | None:
         return f"no file of that name ({error.strerror})"
 
 
-def _check_removal(key: str, origin: str) -> None:
-    """
-    Raises:
-        RecipeError: no recipe has such a key, or every recipe has it, with its default if need be.
-    """
+def _removal_fault(key: str) -> Violation | None:
+    """Why a recipe cannot be without it: there is no such key, or every recipe has it, with its
+    default if need be."""
     here: Any = Recipe
     parts = key.split(".")
     for number, part in enumerate(parts):
@@ -181,48 +185,49 @@ def _check_removal(key: str, origin: str) -> None:
         field = here.model_fields.get(part)
         if field is None:
             wrong = parts[: number + 1]
-            raise RecipeError(
-                f"{origin}: {'.'.join(wrong)}: no such field, got null; {hint(wrong, Recipe)}"
-            )
+            return Violation(".".join(wrong), "no such field, got null.", f"{hint(wrong, Recipe)}.")
         below = next(models_in(field.annotation), None)
         if number == len(parts) - 1:
             if takes_nothing(field.annotation) or get_origin(field.annotation) in (tuple, dict):
-                return  # a list or a mapping is empty then
-            inside = next(iter(below.model_fields), "") if below is not None else ""
-            cure = (
-                f"Every recipe has this section: set its fields, for instance {key}.{inside}, or"
-                " leave it out to have its defaults."
-                if below is not None
-                else "Leave it out to have the recipe's value."
-            )
-            raise RecipeError(f"{origin}: {key} may not be null", cure=cure)
+                return None  # a list or a mapping is empty then
+            if below is None:
+                cure = "Leave it out to have the recipe's value."
+            else:
+                inside = next(iter(below.model_fields), "")
+                cure = (
+                    f"Every recipe has this section: set its fields, for instance {key}.{inside},"
+                    " or leave it out to have its defaults."
+                )
+            return Violation(key, "may not be null.", cure)
         if below is None:
-            return  # a key of a mapping that the recipe does not know inside
+            return None  # a key of a mapping that the recipe does not know inside
         here = below
+    return None
 
 
-def _override(document: dict[str, Any], key: str, value: Any, origin: str) -> None:
+def _override(document: dict[str, Any], key: str, value: Any) -> Violation | None:
+    """Put it there; or why it cannot be."""
     *parents, last = key.split(".")
     here: dict[str, Any] | list[Any] = document
-    for parent in parents:
+    for number, parent in enumerate(parents, 1):
         below = _below(here, parent)
         if below is None and isinstance(here, dict):
             below = here[parent] = {}
         if not isinstance(below, (dict, list)):
-            raise RecipeError(
-                f"{origin}: cannot set {key}: {parent} is {below!r}, not a section of the recipe"
-            )
+            above = ".".join(parents[:number])
+            rule = f"cannot be set: {above} is {below!r}, not a section of the recipe."
+            return Violation(key, rule, f"Set {above} as a whole, or leave this out.")
         here = cast("dict[str, Any] | list[Any]", below)
     if isinstance(here, list):
         if _below(here, last) is None:
-            raise RecipeError(
-                f"{origin}: cannot set {key}: the list has {counted(len(here), 'item')}"
-            )
+            rule = f"cannot be set: the list has {counted(len(here), 'item')}."
+            return Violation(key, rule, "Items have numbers from 0; set the whole list to add one.")
         here[int(last)] = value
     elif value is None:
         here.pop(last, None)
     else:
         here[last] = value
+    return None
 
 
 def _below(here: dict[str, Any] | list[Any], key: str) -> Any:

@@ -19,25 +19,31 @@ class Mended:
     """A recipe that nobody wrote."""
 
     recipe: Recipe
-    defaults: tuple[str, ...]
+    defaults: tuple[str, ...] = ()
     """Dotted fields that have their defaults in place of what was written."""
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
     """Fields that are not there, since no recipe has them."""
+    ignored: tuple[str, ...] = ()
+    """Overrides that could not be made."""
 
     def __str__(self) -> str:
-        fields = len(self.defaults) + len(self.unknown)
+        fields = len(self.defaults) + len(self.unknown) + len(self.ignored)
         if fields > _NAMED:
             return f"with the {fields} malformed fields left out"
         at = [f"with {field} at its default" for field in self.defaults]
-        return ", ".join((*at, *(f"without {field}" for field in self.unknown)))
+        at += [f"without {field}" for field in self.unknown]
+        return ", ".join((*at, *(f"with {field} not set" for field in self.ignored)))
 
 
-def without_malformed(document: dict[str, Any], error: ValidationError) -> Mended | None:
+def without_malformed(
+    document: dict[str, Any], error: ValidationError, ignored: tuple[str, ...] = ()
+) -> Mended | None:
     """The recipe with every malformed field at its default.
 
     Args:
         document: what was validated.
         error: every fault of it.
+        ignored: overrides that are not in it.
 
     Returns:
         None where a malformed or missing field has no default, or a section is malformed as a
@@ -58,7 +64,7 @@ def without_malformed(document: dict[str, Any], error: ValidationError) -> Mende
         recipe = Recipe.model_validate(mended, context={RULES: False})
     except ValidationError:
         return None
-    return Mended(recipe, tuple(defaults), tuple(unknown))
+    return Mended(recipe, tuple(defaults), tuple(unknown), ignored)
 
 
 def _place(recipe: Any, loc: Sequence[int | str]) -> tuple[dict[str, Any], list[str]] | None:

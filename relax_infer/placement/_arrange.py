@@ -197,15 +197,24 @@ def _too_large(
         by_role[demand.role] = by_role.get(demand.role, 0) + demand.num_gpus
     if by_role.get("rollout") == by_role.get("genrm") == pool:
         rule = f"Same-phase Rollout and GenRM would share the same {counted(pool, 'GPU')}."
-        cure = "Set mode to defer and leave defer_roles out, to enable explicit defer."
-        turns = (("mode", "defer"), ("defer_roles", None))
-        return [*found, Violation("mode", rule, cure, turns)]
+        if mode_of(recipe) == "defer":
+            cure = "Leave defer_roles out, to let them take turns."
+            settings: tuple[tuple[str, Scalar], ...] = (("defer_roles", None),)
+        else:
+            cure = "Set mode to defer and leave defer_roles out, to enable explicit defer."
+            settings = (("mode", "defer"), ("defer_roles", None))
+        return [*found, Violation("mode", rule, cure, settings)]
     parts = ", ".join(f"{role}={gpus}" for role, gpus in by_role.items())
     if lost := needed - sum(by_role.values()):
         parts += f", {lost} unused so that engines begin where their nodes allow"
-    turn = "lower replicas, or let roles take turns (mode defer)."
-    larger = f"Raise it to {needed + alone}, {turn}"
-    cure, settings = raised(recipe, needed + alone, larger, turn.capitalize(), demands)
+    if mode_of(recipe) != "defer":
+        turns = ", or let roles take turns (mode defer)"
+    elif recipe.defer_roles is not None:
+        turns = ", or let all roles take turns (defer_roles left out)"
+    else:
+        turns = ""
+    larger = f"Raise it to {needed + alone}, {'' if turns else 'or '}lower replicas{turns}."
+    cure, settings = raised(recipe, needed + alone, larger, f"Lower replicas{turns}.", demands)
     if needed - lost <= pool:
         cure += " Key layout may place what the fixed order of roles cannot."
     found.append(

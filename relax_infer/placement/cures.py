@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from json import dumps
+from shlex import quote
 
 from relax_infer.config import Recipe, RecipeError, read_recipe
 from relax_infer.config.placed import Scalar
@@ -54,6 +56,11 @@ def agreed(violations: Iterable[Violation]) -> dict[str, Scalar]:
             value = max(before, value)
         values[key] = value
     return {key: value for key, value in values.items() if _removed(key, values) is None}
+
+
+def as_options(settings: dict[str, Scalar]) -> str:
+    """Settings as a person types them after a command."""
+    return " ".join(f"--set {quote(f'{key}={dumps(value)}')}" for key, value in settings.items())
 
 
 def _removed(key: str, values: dict[str, Scalar]) -> str | None:

@@ -1,6 +1,7 @@
 """plan, config, doctor, report; and what the command costs before it does anything."""
 
 import json
+import shlex
 import re
 import subprocess
 import sys
@@ -232,7 +233,8 @@ def test_a_plan_as_json_that_is_refused_is_every_reason(command: Command):
     shown = command(*REFUSED, "--json")
     assert shown.exit_code == 2, shown.output
     document = json.loads(shown.stdout)
-    assert list(document) == ["violations"]
+    assert list(document) == ["violations", "cured_by"]
+    assert document["cured_by"] == {"cluster.gpus": 9, "layout": None}
     assert [(list(v), v["field"]) for v in document["violations"]] == [
         (["field", "rule", "cure"], "train.ranks"),
         (["field", "rule", "cure"], "layout"),
@@ -241,6 +243,26 @@ def test_a_plan_as_json_that_is_refused_is_every_reason(command: Command):
     mixed = (*REFUSED, "--set", "max_staleness=2", "--set", "train.mini_batches=5000", "--json")
     fields = [v["field"] for v in json.loads(command(*mixed).stdout)["violations"]]
     assert fields == ["max_staleness", "train.mini_batches", "train.ranks", "layout"]
+
+
+def test_what_a_refusal_says_to_set_can_be_typed_as_it_stands(command: Command):
+    refused = command(*REFUSED)
+    line = refused.stderr.strip().splitlines()[-1]
+    assert line == "With --set cluster.gpus=9 --set layout=null it can be used."
+    options = shlex.split(line.removeprefix("With ").removesuffix(" it can be used."))
+    cured = command(*REFUSED, *options)
+    assert cured.exit_code == 0, cured.output
+    for_a_person = command(*REFUSED, "--set", "steps=-1")
+    assert "it can be used" not in for_a_person.stderr
+
+
+def test_overrides_that_cannot_be_made_hide_nothing(command: Command):
+    wrong = ("--set", "cluster=null", "--set", "rollout.modle=null", "--set", "name.x=1")
+    shown = command("plan", "quickstart", *wrong, "--set", "train.ranks=9", "--json")
+    assert shown.exit_code == 2, shown.output
+    told = {v["field"]: v["rule"] for v in json.loads(shown.stdout)["violations"]}
+    assert list(told) == ["cluster", "rollout.modle", "name.x", "train.ranks"]
+    assert told["train.ranks"].startswith("with cluster not set, with rollout.modle not set, with")
 
 
 def test_a_malformed_recipe_is_refused_field_by_field_and_its_rest_all_the_same(command: Command):
