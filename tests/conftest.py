@@ -15,6 +15,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # As the local stack gives it to its Temporal server, for the servers that tests start.
 os.environ.setdefault("GOGC", "400")
+# Lanes of tests share few cores; on one thread such a server takes a third less of them.
+os.environ.setdefault("GOMAXPROCS", "1")
 
 if sys.version_info < (3, 11, 8):
     # Two threads that parse at once confuse this Python's parser (CPython issue 106905): a test

@@ -21,6 +21,8 @@ _DYNAMIC_CONFIG = (
     # By default every dispatch waits 40 to 50 ms for its queue to be polled.
     "history.transferProcessorMaxPollRPS=200",
     "history.timerProcessorMaxPollRPS=200",
+    # By default a timer, a retry and a timeout come up to a second late.
+    'history.timerProcessorMaxTimeShift="20ms"',
     # One partition of each queue: a task meets its poller without being handed on or stored.
     "matching.numTaskqueueReadPartitions=1",
     "matching.numTaskqueueWritePartitions=1",
