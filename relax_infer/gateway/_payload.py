@@ -38,6 +38,8 @@ _KEYS = {
 _TOKENS = b'"input_ids":'
 _LARGE = 4096
 """Bytes of a payload from which on it pays to look for its tokens."""
+_HUGE = 1 << 20
+"""Bytes from which on a payload can have so many keys that to read them is too much."""
 
 MOST_KEYS = 10_000
 """Keys of a payload. Callers send some twenty."""
@@ -139,15 +141,17 @@ def read_object(body: bytes) -> Fields:
     try:
         if not body.isascii():
             body.decode()  # values are skipped over unread, wrong bytes in them too
+        if len(body) > _HUGE and body.count(b":") > MOST_KEYS:
+            _refuse_many_keys(body)
         if len(body) > _LARGE and (around := _around_tokens(body)) is not None:
             return around
-        if body.count(b":") > MOST_KEYS:
-            _refuse_many_keys(body)
         fields = _object.decode(body)
     except msgspec.ValidationError:
         raise GatewayError(400, "Request body must be a JSON object") from None
     except _NOT_JSON:
         raise GatewayError(400, "Request body is not JSON") from None
+    if len(fields) > MOST_KEYS:
+        raise GatewayError(400, f"Request body has more than {MOST_KEYS} keys")
     if not _is_plain(body, fields):
         _refuse_doubled_keys(body, fields)
     return fields
@@ -282,8 +286,8 @@ def _refuse_doubled_keys(body: bytes, fields: Fields) -> None:
 
 
 def _refuse_many_keys(body: bytes) -> None:
-    """Millions of keys would be gigabytes. Where there are that many colons they are counted, but
-    for those inside of values."""
+    """Millions of keys would be gigabytes when they are read. Where there are so many colons, keys
+    are counted before, up to twice the limit: which strings are values is not looked at."""
     depth = strings = 0
     for number, mark in enumerate(_MARK.finditer(body, body.find(b"{") + 1)):
         if number == _MOST_MARKS:
@@ -294,7 +298,7 @@ def _refuse_many_keys(body: bytes) -> None:
             depth += alone and (1 if first in b"{[" else -1)
         elif depth == 0:
             strings += 1
-            if strings > 2 * MOST_KEYS:  # each key, and each value that is one
+            if strings > 2 * MOST_KEYS:
                 raise GatewayError(400, f"Request body has more than {MOST_KEYS} keys")
 
 

@@ -26,6 +26,10 @@ class Reply:
         return self.json["detail"]
 
 
+_LARGE = 1 << 20
+"""Bytes from which on aiohttp warns of bytes that are sent as they are."""
+
+
 async def ask(
     method: str,
     url: str,
@@ -38,6 +42,8 @@ async def ask(
     if payload is not None and not isinstance(payload, bytes | io.BytesIO):
         data = json.dumps(payload).encode()
         sent.setdefault("Content-Type", "application/json")
+    if isinstance(data, bytes) and len(data) > _LARGE:
+        data = io.BytesIO(data)
     async with (
         aiohttp.ClientSession(auto_decompress=False) as session,
         session.request(method, url, data=data, headers=sent) as answer,
