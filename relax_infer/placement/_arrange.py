@@ -104,7 +104,7 @@ def _by_layout(recipe: Recipe, script: str, demands: Sequence[Demand], made: Arr
     try:
         phases = parse_layout(script)
     except LayoutError as error:
-        made.violations.append(_layout_violation(error.fault, demands, made.training))
+        made.violations += [_layout_violation(f, demands, made.training) for f in error.faults]
         made.violations += _each_too_large(demands, made.pools)
         return
     blocks = _blocks(recipe, demands, made.training)

@@ -33,6 +33,7 @@ _TOKEN = re.compile(
 )
 _SHARE = re.compile(r"\[\s*(?:([0-9]{1,7})\s*/\s*([0-9]{1,7})|/)\s*\]")
 """No cluster has more GPUs than seven digits tell."""
+_AFTER_ROLE = ("plus", "arrow", "end")
 _SHOWN = 40
 """Characters of a script that a message repeats."""
 _KINDS = {
@@ -105,9 +106,9 @@ class Fault:
 class LayoutError(ValueError):
     """The script is not of the grammar."""
 
-    def __init__(self, fault: Fault) -> None:
-        self.fault = fault
-        super().__init__(str(fault))
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(str(fault) for fault in self.faults))
 
 
 @dataclass(frozen=True)
@@ -124,35 +125,44 @@ def parse_layout(script: str) -> tuple[tuple[Holder, ...], ...]:
     """The phases of a script.
 
     Raises:
-        LayoutError: at the first character that does not fit.
+        LayoutError: with everything that does not fit, in the script's order.
     """
-    tokens = list(_tokens(script))
+    faults: list[Fault] = []
+    tokens = list(_tokens(script, faults))
     phases: list[tuple[Holder, ...]] = []
     holders: list[Holder] = []
     at = 0
     while True:
         kind, text, position = tokens[at]
-        if kind != "name":
-            raise _unexpected(position, kind, text, "a role")
-        share: Fraction | None = None
-        at += 1
-        if tokens[at][0] == "share":
-            share = _share(*tokens[at][1:])
+        if kind == "name":
             at += 1
-        if text not in NAMES:
-            raise LayoutError(
-                Fault(position, f"no role {_short(text)!r}; there are {', '.join(NAMES)}.")
-            )
-        holders.append(Holder(NAMES[text], text, share, position))
+            share: Fraction | None = None
+            if tokens[at][0] == "share":
+                share = _share(*tokens[at][1:], faults)
+                at += 1
+            if text in NAMES:
+                holders.append(Holder(NAMES[text], text, share, position))
+            else:
+                rule = f"no role {_short(text)!r}; there are {', '.join(NAMES)}."
+                faults.append(Fault(position, rule))
+            wanted = "'+', '->' or the end"
+        else:
+            wanted = "a role"
         kind, text, position = tokens[at]
-        if kind in ("arrow", "end"):
+        if wanted == "a role" or kind not in _AFTER_ROLE:
+            if kind != "none":  # which is told already
+                faults.append(_unexpected(position, kind, text, wanted))
+            while tokens[at][0] not in _AFTER_ROLE:
+                at += 1
+        if tokens[at][0] != "plus":
             phases.append(tuple(holders))
             holders = []
-        elif kind != "plus":
-            raise _unexpected(position, kind, text, "'+', '->' or the end")
-        if kind == "end":
-            return tuple(phases)
+        if tokens[at][0] == "end":
+            break
         at += 1
+    if faults:
+        raise LayoutError(sorted(faults, key=lambda fault: fault.position))
+    return tuple(phases)
 
 
 def plan_layout(script: str, pool: int, blocks: Mapping[str, Block]) -> Layout | tuple[Fault, ...]:
@@ -199,36 +209,44 @@ def _place(
     return spans, lacking
 
 
-def _tokens(script: str) -> Iterator[tuple[str, str, int]]:
-    """Kind, text and position (from 1) of every token, an ``end`` last."""
+def _tokens(script: str, faults: list[Fault]) -> Iterator[tuple[str, str, int]]:
+    """Kind, text and position (from 1) of every token, an ``end`` last. One or more characters that
+    make none are a ``none``."""
     end = len(script.rstrip())
     at = 0
+    before = ""
     while at < end:
         found = _TOKEN.match(script, at)
         if found is None:
-            at += len(script[at:]) - len(script[at:].lstrip())
-            raise LayoutError(Fault(at + 1, f"{script[at]!r} is not part of a layout."))
-        kind = found.lastgroup or ""
+            at += len(script[at:]) - len(script[at:].lstrip()) + 1
+            if before != "none":
+                faults.append(Fault(at, f"{script[at - 1]!r} is not part of a layout."))
+                yield "none", "", at
+            before = "none"
+            continue
+        before = kind = found.lastgroup or ""
         yield kind, found[kind], found.start(kind) + 1
         at = found.end()
     yield "end", "", end + 1
 
 
-def _share(text: str, position: int) -> Fraction:
+def _share(text: str, position: int, faults: list[Fault]) -> Fraction | None:
     found = _SHARE.fullmatch(text)
     if found is None:
-        raise LayoutError(Fault(position, f"{_short(text)} is not a share such as [1/2] or [/]."))
+        faults.append(Fault(position, f"{_short(text)} is not a share such as [1/2] or [/]."))
+        return None
     if found[1] is None:
         return Fraction(1)
     part, of = int(found[1]), int(found[2])
     if not 0 < part <= of:
-        raise LayoutError(Fault(position, f"{text} is not more than nothing and at most all."))
+        faults.append(Fault(position, f"{text} is not more than nothing and at most all."))
+        return None
     return Fraction(part, of)
 
 
-def _unexpected(position: int, kind: str, text: str, wanted: str) -> LayoutError:
+def _unexpected(position: int, kind: str, text: str, wanted: str) -> Fault:
     there = repr(_short(text)) if text else _KINDS[kind]
-    return LayoutError(Fault(position, f"{wanted} is expected, not {there}."))
+    return Fault(position, f"{wanted} is expected, not {there}.")
 
 
 def _short(text: str) -> str:

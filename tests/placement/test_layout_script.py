@@ -147,12 +147,24 @@ def test_a_script_off_the_grammar_names_the_character(
 ) -> None:
     with pytest.raises(LayoutError) as caught:
         parse_layout(script)
-    assert caught.value.fault.position == position
+    assert [fault.position for fault in caught.value.faults] == [position]
     assert says in str(caught.value)
     (found,) = (v for v in refused(document(), layout=script) if v.field == "layout")
     assert found.rule.startswith(f"character {position}: ")
     assert len(found.rule) < 150
     assert found.rule.isprintable()
+
+
+def test_a_script_off_the_grammar_is_told_everything_at_once() -> None:
+    script = "rollot[1/2] + genrm[3/2] - > teacher -> actor[x] critic ->"
+    with pytest.raises(LayoutError) as caught:
+        parse_layout(script)
+    told = {fault.position: fault.rule for fault in caught.value.faults}
+    assert list(told) == [1, 20, 26, 46, 50, 59]
+    assert told[26] == "'-' is not part of a layout."
+    assert told[50] == "'+', '->' or the end is expected, not 'critic'."
+    found = [v for v in refused(document(), layout=script) if v.field == "layout"]
+    assert len(found) == len(told)
 
 
 @pytest.mark.parametrize(
