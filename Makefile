@@ -4,6 +4,7 @@
 #   make test             check, unit tests, tests on the real stack
 #   make check            ruff, format, pyright, import rules
 #   make unit / make real the two halves of the tests; ARGS='-k word' goes to pytest
+#   make wide             what `make test` leaves out: wide layouts, more faults, long repeats
 #   make slow             forty steps in every mode, and a control that must not learn
 #   make chaos            kills every part of a real run, and says how long it took to mend
 #   make bench            what the control plane itself costs
@@ -18,7 +19,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check unit real slow chaos bench up down diagrams reference pictures docs
+.PHONY: help install demo test check unit real wide slow chaos bench up down diagrams reference pictures docs
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -143,7 +144,7 @@ done < $$AGAIN
 endef
 
 unit: install
-	@$(call chunks,3,"not real and not slow and not chaos") <<< "$$UNIT_CHUNKS"
+	@$(call chunks,3,"not real and not wide and not slow and not chaos") <<< "$$UNIT_CHUNKS"
 
 slow: install
 	$(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
@@ -169,13 +170,22 @@ REAL_FILES = $(shell grep -rlE 'mark\.real' tests --include='*.py' | sort)
 room = $(filter tests/$(1)/%,$(REAL_FILES))
 rooms = $(LONG_ROOMS) $(filter-out engines e2e $(LONG_ROOMS),$(sort $(notdir $(patsubst %/,%,$(dir $(REAL_FILES))))))
 
+define REAL_CHUNKS
+real-e2e $(call room,e2e)
+real-engines $(filter-out $(WHOLE),$(call room,engines))
+real-engine $(WHOLE)
+$(foreach name,$(rooms),real-$(name) $(call room,$(name))
+)
+endef
+export REAL_CHUNKS
+
 real: install
-	@{
-	  echo "real-e2e $(call room,e2e)"
-	  echo "real-engines $(filter-out $(WHOLE),$(call room,engines))"
-	  echo "real-engine $(WHOLE)"
-	  printf 'real-%s\n' $(foreach name,$(rooms),"$(name) $(call room,$(name))")
-	} | $(call chunks,2,"real and not slow")
+	@$(call chunks,2,"real and not wide and not slow") <<< "$$REAL_CHUNKS"
+
+# Both halves of the tests, what CI has no time for.
+wide: install
+	@$(call chunks,3,"wide and not real") <<< "$$UNIT_CHUNKS"
+	$(call chunks,2,"wide and real") <<< "$$REAL_CHUNKS"
 
 up: install
 	@$(BIN)/python -m workers.local up --home .relax

@@ -9,6 +9,7 @@ from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from relax_infer.contracts.lease import LeaseAnswer, LeaseCommand
 from relax_infer.contracts.run import ResolveRun, batch_of
 from relax_infer.machines import RunState
+from tests.marks import wide
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_engines_that_fail import role_is
 from tests.workflows.test_training_run import (
@@ -68,7 +69,7 @@ async def failure(client: Client, handle: Handle) -> str:
     return seen.batch.error or ""
 
 
-@pytest.mark.parametrize("name", ["judge_samples", "teach_samples", "write_back_scores"])
+@pytest.mark.parametrize("name", ["judge_samples", "teach_samples", *wide("write_back_scores")])
 async def test_scoring_or_validation_fails(working: Working, name: str):
     world = ScriptedWorld()
     world.faults[name] = ["refuse"]
@@ -81,7 +82,7 @@ async def test_scoring_or_validation_fails(working: Working, name: str):
     assert world.violations == []
 
 
-@pytest.mark.parametrize("lets_go", ["at once", "soon", "after a person was called"])
+@pytest.mark.parametrize("lets_go", ["at once", *wide("soon", "after a person was called")])
 async def test_producer_fails_after_the_batch_began(working: Working, lets_go: str):
     """The policy's engines let go all the same; unless that is proved the lease stays reserved."""
     world = ScriptedWorld(reconcile_timeout=5.0 if lets_go == "soon" else 0.2)
@@ -179,7 +180,7 @@ async def waits(book: WorkflowHandle) -> bool:
     return any(e.HasField("workflow_execution_update_accepted_event_attributes") for e in events)
 
 
-@pytest.mark.parametrize("cleared", [True, False])
+@pytest.mark.parametrize("cleared", [True, *wide(False)])
 async def test_finaliser_fails_after_the_put(working: Working, cleared: bool):
     """The partition is taken back, and it is the finaliser's failure that is told."""
     world = ScriptedWorld()

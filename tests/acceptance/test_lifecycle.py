@@ -127,7 +127,9 @@ async def test_several_nodes_are_tested_or_their_absence_is_stated(two: TwoNodes
             "judge_samples", "offload_engines", "genrm", "RELEASE_PROVED", id="an-offload"
         ),
         pytest.param(
-            "train_step", "onload_engines", "rollout", "ACTIVE_PROVED", id="a-load-of-new-weights"
+            *("train_step", "onload_engines", "rollout", "ACTIVE_PROVED"),
+            id="a-load-of-new-weights",
+            marks=pytest.mark.wide,
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """plan, config, doctor, report; and what the command costs before it does anything."""
 
 import json
-import shlex
 import re
+import shlex
 import subprocess
 import sys
 from collections import namedtuple

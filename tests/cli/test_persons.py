@@ -87,6 +87,7 @@ def test_a_run_pauses_resumes_and_stops(remote: Command, temporal: Temporal, run
     assert f"Run {run_id} is over (DONE)" in late.stderr
 
 
+@pytest.mark.wide
 def test_nobody_is_left_waiting_when_no_worker_answers(
     remote: Command, temporal: Temporal, run_id: str, monkeypatch: pytest.MonkeyPatch
 ):

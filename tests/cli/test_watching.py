@@ -172,6 +172,7 @@ def test_a_watch_on_a_terminal_is_a_board_that_ends_with_the_run(
     assert f"{run_id} DONE" in shown
 
 
+@pytest.mark.wide
 def test_a_watch_for_programs_is_a_document_a_line(
     remote: Command, held: ScriptedWorld, run_id: str
 ):
@@ -205,6 +206,7 @@ def test_a_step_that_gave_up_is_explained_with_what_to_do(
         eventually(lambda: json.loads(remote("status", run_id, "--json").stdout)["state"] == "DONE")
 
 
+@pytest.mark.wide
 def test_a_step_is_explained_without_a_worker(
     remote: Command, temporal: Temporal, run_id: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -224,6 +226,7 @@ def test_a_step_is_explained_without_a_worker(
     assert "No worker answers, or it is busy: this is what Temporal itself knows." in ended.stdout
 
 
+@pytest.mark.wide
 def test_a_run_whose_models_are_trained_first_says_so(
     remote: Command, temporal: Temporal, run_id: str
 ):

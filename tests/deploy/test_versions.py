@@ -71,7 +71,7 @@ def test_the_page_makes_a_build_current_by_the_command_that_is_tested():
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_step_ends_on_its_build_and_the_next_one_begins_on_the_new_one(tmp_path: Path):
     told = tmp_path / "told.json"
     variables = {"RELAX_DEPLOYMENT": "relax", "RELAX_BUILD_ID": "one"}

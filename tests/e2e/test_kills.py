@@ -24,6 +24,7 @@ from tests.e2e.looking import Handle, RunFiles, finish, start, step_status, unti
 from workers.local import Stack
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.real,
     pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="session"),

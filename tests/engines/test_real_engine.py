@@ -446,6 +446,7 @@ async def test_a_launch_that_fails_tells_the_engine_s_last_words_and_leaves_noth
     assert HolderFiles(engine.spec, 0).holder() is None
 
 
+@pytest.mark.wide
 async def test_a_server_that_would_listen_beside_its_fence_refuses_to_start(engine):
     await engine.operate("stop")
     engine.spec = engine.spec.model_copy(update={"server_args": {"tokenizer-worker-num": 2}})
@@ -473,6 +474,7 @@ async def test_a_canary_is_kept_for_the_weights_and_holds_over_sleep_and_restart
     assert files.canary().digest != taken.digest
 
 
+@pytest.mark.wide
 async def test_an_engine_that_computes_something_else_fails_its_canary_and_answers_nobody(engine):
     url = await engine.ready(0)
     files = HolderFiles(engine.spec, 0)
@@ -505,6 +507,7 @@ async def test_health_tells_a_lost_scheduler_from_a_sleeping_engine(engine):
     assert f"process {scheduler} is gone" in (report.error or "")
 
 
+@pytest.mark.wide
 async def test_a_scheduler_that_stands_still_is_noticed_by_its_silence(engine):
     """pains 20: nothing is lost, nothing fails, and nothing goes on."""
     engine.spec = engine.spec.model_copy(update={"health_timeout": 3.0})
@@ -524,6 +527,7 @@ async def test_a_scheduler_that_stands_still_is_noticed_by_its_silence(engine):
     assert outcome.report.state is ReplicaState.DEAD
 
 
+@pytest.mark.wide
 async def test_a_person_s_word_is_refused_while_a_process_lives(engine):
     await engine.ready(0)
     last = engine.actor

@@ -18,6 +18,7 @@ from tests.engines.checkpoints import group_spec, make_checkpoint
 from tests.engines.test_real_group import RealGroup, states
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.real,
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),

@@ -107,6 +107,7 @@ def engine_token(engine: Any) -> FenceToken:
     return FenceToken(counter=engine.counter, grant_id="late")
 
 
+@pytest.mark.wide
 async def test_an_engine_that_keeps_its_memory_has_not_let_go(engine, monkeypatch):
     """The probe of the device is a double here: a CPU cannot tell."""
     await engine.ready(0)
@@ -124,6 +125,7 @@ async def test_an_engine_that_keeps_its_memory_has_not_let_go(engine, monkeypatc
     await ends_by_proof(engine, pids)
 
 
+@pytest.mark.wide
 async def test_an_engine_that_dies_as_it_wakes_is_started_anew_by_the_next_onload(
     engine, monkeypatch
 ):
@@ -150,6 +152,7 @@ async def test_an_engine_that_dies_as_it_wakes_is_started_anew_by_the_next_onloa
     assert [pid for pid in before.pids if host_processes.process(pid) is not None] == []
 
 
+@pytest.mark.wide
 async def test_a_request_that_never_ends_releases_nothing_and_ends_with_its_engine(engine):
     """pains 19, 20: the scheduler stands still with a request in it."""
     url = await engine.ready(0)

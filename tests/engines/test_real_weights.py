@@ -121,6 +121,7 @@ async def test_a_sender_that_dies_in_the_middle_is_replaced_by_the_disk(engine, 
     assert (report.weight_version, report.weights_digest) == right(engine, 0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("transport", ["tensor", "process_group"])
 async def test_an_engine_killed_in_the_middle_fails_in_time_and_is_launched_whole(
     engine, by, transport, monkeypatch
@@ -154,7 +155,7 @@ async def test_an_engine_killed_in_the_middle_fails_in_time_and_is_launched_whol
     assert (report.weight_version, report.weights_digest) == right(engine, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 async def test_both_ranks_of_an_engine_take_their_parts(tmp_path: Path):
     """What two ranks hold has no digest that is known from the files: it is that of a launch."""
     sender = WeightSender("127.0.0.1", make_group)

@@ -91,7 +91,7 @@ async def test_some_hundred_hostile_requests(
     await bombard(process, upstream, FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.timeout(1800)
 async def test_ten_thousand_hostile_requests(
     process: tuple[psutil.Process, int, Path], upstream: Engine

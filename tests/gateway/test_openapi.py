@@ -125,7 +125,7 @@ def follows(case: Any, served: InThread) -> None:
     assert str(answer.status_code) in named | {"405"}, answer.text
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.timeout(1800)
 @schema.parametrize()
 @hypothesis.settings(

@@ -74,7 +74,7 @@ def test_every_promise_holds_in_every_state(config: Config):
         pytest.param(
             Config(roles=FOUR, faults=1, allow=frozenset({LOST})),
             id="four-roles",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.wide,
         ),
         pytest.param(
             Config(
@@ -87,7 +87,7 @@ def test_every_promise_holds_in_every_state(config: Config):
         pytest.param(
             Config(roles=TWO, allow=frozenset({LOST})),
             id="two-roles-and-any-fault",
-            marks=(pytest.mark.slow, pytest.mark.timeout(1800)),
+            marks=(pytest.mark.wide, pytest.mark.timeout(1800)),
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_every_promise_holds_when_a_lease_is_ended_by_hand(config: Config):
         assert found.fired["word_anew"]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "config",

@@ -123,17 +123,13 @@ def test_a_weak_guard_of_the_lease_is_noticed(name: str):
     _is_noticed(name, LEASE_GUARDS[name])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SURVIVORS else ())  # every search
-        for name in ENGINE_GUARDS
-    ],
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ENGINE_GUARDS)
 def test_a_weak_guard_of_an_engine_or_group_is_noticed(name: str):
     _is_noticed(name, ENGINE_GUARDS[name])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", GLUE)
 def test_a_workflow_that_goes_wrong_between_two_rules_is_noticed(name: str):
     _is_noticed(name, GLUE[name])

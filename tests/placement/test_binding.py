@@ -175,6 +175,7 @@ async def test_each_pool_of_a_plan_is_a_group_of_its_own_with_other_devices() ->
     assert find_pool("run-7", "trainer") is None
 
 
+@pytest.mark.wide
 async def test_a_small_pool_does_not_spoil_the_node_that_a_later_one_needs_whole() -> None:
     """Ray begins each pool on the node with the most free: the judge would be beside no rollout."""
     made = plan(
@@ -192,6 +193,7 @@ async def test_a_small_pool_does_not_spoil_the_node_that_a_later_one_needs_whole
     await release_pools("run-7")
 
 
+@pytest.mark.wide
 async def test_roles_side_by_side_have_devices_of_their_own() -> None:
     """Mode split: every engine is within a node, and no two of them share a device."""
     recipe = document(
@@ -278,6 +280,7 @@ def no_node(rows: list[BundleBinding]) -> list[BundleBinding]:
     return [row.model_copy(update={"node_id": ""}) for row in rows]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("spoilt", "says"),
     [(two_of_one_number, "duplicate bundle index 0"), (no_node, "on a node without identity")],
@@ -341,6 +344,7 @@ async def test_a_probe_that_dies_leaves_none_of_the_others(
     await release_pools("run-9")
 
 
+@pytest.mark.wide
 async def test_a_living_cluster_describes_every_node(tmp_path: Path) -> None:
     asked = Wanted(store=tmp_path.as_uri(), models=(str(tmp_path),), ports=8)
     recipe = read(WIDE, train__ranks=1)
@@ -359,6 +363,7 @@ async def test_a_living_cluster_describes_every_node(tmp_path: Path) -> None:
     await release_pools("run-1")
 
 
+@pytest.mark.wide
 async def test_what_the_actors_of_a_run_hold_is_asked_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -445,6 +450,7 @@ async def test_a_binding_that_is_cancelled_gives_the_group_back(
     assert find_pool("run-10") is None
 
 
+@pytest.mark.wide
 async def test_a_node_that_dies_while_its_bundles_are_probed_is_named_in_time(
     two_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

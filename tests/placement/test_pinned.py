@@ -26,6 +26,7 @@ from tests.placement.conftest import cluster_of_two, free_in_bundles
 from tests.placement.recipes import document, engine, plan
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.real,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -135,6 +135,7 @@ async def test_two_processes_make_it_once(ref: RunRef, monkeypatch: pytest.Monke
     assert one.bundles == two.bundles == three.bundles
 
 
+@pytest.mark.wide
 @on_ray
 async def test_devices_that_are_not_the_first_free_ones_are_found_again(ref: RunRef):
     """A run that began while another held the first GPUs; that one has ended since."""
@@ -149,6 +150,7 @@ async def test_devices_that_are_not_the_first_free_ones_are_found_again(ref: Run
     assert len(await bind_pool("another", 16, 60.0)) == 16  # no spacer is left
 
 
+@pytest.mark.wide
 @on_ray
 async def test_while_others_hold_the_gpus_it_waits_and_says_so(
     ref: RunRef, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import pytest
 from relax_infer.contracts.training import TrainerSpec
 from relax_infer.training import read_ledger, weights_digest
 from relax_infer.training.ledger import run_folder
+from tests.marks import wide
 from tests.training.conftest import make_spec
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -38,7 +39,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) ->
     return said
 
 
-@pytest.mark.parametrize("moment", ["updated", "exported", "saved"])
+@pytest.mark.parametrize("moment", [*wide("updated", "exported"), "saved"])
 def test_a_kill_before_the_step_is_durable_trains_it_again_to_the_same_weights(
     spec: TrainerSpec, undisturbed: list[list[str]], moment: str
 ) -> None:

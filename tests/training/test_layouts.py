@@ -9,6 +9,7 @@ import torch
 from relax_infer.contracts.training import TrainResult
 from relax_infer.training import weights_digest
 from relax_infer.training.hf_folder import read_tensors
+from tests.marks import wide
 from tests.training.conftest import make_spec, write_model
 from tests.training.groups import run_group
 from tests.training.test_parity import reference
@@ -65,12 +66,12 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Wanted:
 
 
 # Two ranks that talk in every layer are slow where cores are few.
-SLOW = ("pp-2-packed", "tp-2", "tp-2-sequence-packed")
+WIDE = ("packed", "pp-2", "pp-2-packed", "tp-2", "tp-2-sequence-packed")
 
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in LAYOUTS],
+    [*(name for name in LAYOUTS if name not in WIDE), *wide(*WIDE)],
 )
 def test_log_probs_gradients_and_weights_are_those_of_plain_pytorch(
     tmp_path: Path, untied: Wanted, layout: str
@@ -78,12 +79,13 @@ def test_log_probs_gradients_and_weights_are_those_of_plain_pytorch(
     check(tmp_path, untied, LAYOUTS[layout])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("layout", ["pp-2"])
 def test_a_tied_embedding_is_trained_as_one(tmp_path: Path, tied: Wanted, layout: str) -> None:
     check(tmp_path, tied, LAYOUTS[layout])
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_biases_of_two_tensor_parallel_ranks_are_trained_too(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -109,9 +111,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
-    "layout", ["dp-2", pytest.param("tp-2-sequence-packed", marks=pytest.mark.slow)]
+    "layout", ["dp-2", pytest.param("tp-2-sequence-packed", marks=pytest.mark.wide)]
 )
 def test_two_ranks_do_what_one_does_which_is_compared_with_plain_pytorch_elsewhere(
     tmp_path: Path, untied: Wanted, algorithm: str, layout: str
@@ -140,6 +143,7 @@ def test_two_ranks_do_what_one_does_which_is_compared_with_plain_pytorch_elsewhe
         torch.testing.assert_close(ours[name], tensor, atol=3e-4, rtol=0, msg=name)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("architecture", "layout"), [("qwen2", "tp-2"), ("llama", "pp-2"), ("qwen3", "tp-2")]
 )

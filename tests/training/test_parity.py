@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from relax_infer.training import PolicyTrainer
 from relax_infer.training.hf_folder import read_tensors
 from relax_infer.transfer import rows_of_table
+from tests.marks import wide
 from tests.training.conftest import MEGATRON_WARNS, InThread, make_spec, write_model
 from tests.transfer.tables import read_table, scored_table, write_table
 
@@ -28,7 +29,11 @@ _ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("architecture", "tied"),
-    [("qwen3", False), ("qwen3", True), ("qwen2", True), ("llama", False)],
+    [
+        ("qwen3", False),
+        ("qwen3", True),
+        *wide(("qwen2", True), ("llama", False)),
+    ],
 )
 def test_loss_log_probs_and_new_weights_are_those_of_plain_pytorch(
     tmp_path: Path, in_thread: InThread, architecture: str, tied: bool

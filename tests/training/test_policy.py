@@ -20,6 +20,7 @@ from relax_infer.training import (
 )
 from relax_infer.training.hf_folder import read_tensors
 from relax_infer.transfer import PublishedRows, Ragged, rows_of_table
+from tests.marks import wide
 from tests.training.conftest import MEGATRON_WARNS, InThread, make_spec, write_model
 from tests.transfer.tables import scored_table
 
@@ -143,7 +144,7 @@ def undisturbed(
         in_thread(policy.close)
 
 
-@pytest.mark.parametrize("moment", ["updated", "exported", "saved"])
+@pytest.mark.parametrize("moment", ["updated", *wide("exported"), "saved"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_step_that_fails_on_the_way_is_trained_as_if_it_had_never_begun(
     undisturbed: list[TrainResult],
@@ -186,6 +187,7 @@ def test_a_failure_after_the_step_is_durable_does_not_train_it_again(
     assert not following.repeated
 
 
+@pytest.mark.wide
 def test_offloading_and_onloading_changes_nothing(
     spec: TrainerSpec, tmp_path: Path, model_folder: Path, trainer: Make, in_thread: InThread
 ) -> None:
@@ -200,6 +202,7 @@ def test_offloading_and_onloading_changes_nothing(
     assert result.weights.digest == whole[1].weights.digest
 
 
+@pytest.mark.wide
 def test_a_loss_that_breaks_down_is_told_and_leaves_the_checkpoint(
     spec: TrainerSpec, trainer: Make, in_thread: InThread
 ) -> None:

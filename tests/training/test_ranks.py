@@ -14,7 +14,7 @@ from tests.training.conftest import make_spec
 from tests.training.groups import run_group
 from tests.transfer.tables import scored_table, write_table
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(600)]
 
 TWO: dict[str, Any] = {"ranks": 2}
 

@@ -47,6 +47,7 @@ async def published(spec: TrainerSpec, step: int, counter: int = 1) -> TrainRequ
     )
 
 
+@pytest.mark.wide
 async def test_steps_are_trained_once_through_the_death_of_the_actor_to_a_proved_stop(
     placed: TrainerSpec,
 ) -> None:
@@ -100,6 +101,7 @@ async def two_placed(
     await stop_owner()
 
 
+@pytest.mark.wide
 async def test_two_ranks_train_as_one_and_are_made_anew_when_one_dies(
     two_placed: TrainerSpec,
 ) -> None:

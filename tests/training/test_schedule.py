@@ -11,6 +11,7 @@ from relax_infer.contracts.training import TrainResult
 from relax_infer.training import PolicyTrainer
 from relax_infer.training.hf_folder import read_tensors
 from relax_infer.transfer import rows_of_table
+from tests.marks import wide
 from tests.training.conftest import MEGATRON_WARNS, InThread, make_spec
 from tests.transfer.tables import scored_table
 
@@ -40,7 +41,7 @@ def train(
     return results
 
 
-@pytest.mark.parametrize("style", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("style", [*wide("constant", "linear"), "cosine"])
 def test_the_rate_is_warmed_up_then_falls_as_its_style_says(
     tmp_path: Path, model_folder: Path, in_thread: InThread, style: str
 ) -> None:

@@ -44,6 +44,7 @@ async def test_where_the_recipe_wants_it_the_run_pauses_with_the_reason(working:
     assert done.step == 2
 
 
+@pytest.mark.wide
 async def test_a_phase_that_was_run_again_is_on_record_with_its_times(working: Working):
     world = ScriptedWorld()
     world.faults["judge_samples"] = ["flake"]

@@ -192,7 +192,7 @@ async def test_without_a_policy_nobody_looks_and_nothing_can_be_switched(working
         assert world.calls["look_at_load"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 async def test_a_worker_that_remembers_nothing_decides_the_same(working: Working):
     world = ScriptedWorld()
     world.load = load(45)

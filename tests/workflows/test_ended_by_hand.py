@@ -5,6 +5,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowUpdateFai
 
 from relax_infer.contracts.run import ResolveRun
 from relax_infer.machines import LeaseState, ReplicaState, RunState
+from tests.marks import wide
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_engines_that_fail import events, group
 from tests.workflows.test_training_run import (
@@ -108,7 +109,7 @@ async def test_a_group_that_is_gone_is_begun_anew_after_a_word(working: Working)
     nothing_was_broken(world)
 
 
-@pytest.mark.parametrize("at", ["generate_groups", "judge_samples", "train_step"])
+@pytest.mark.parametrize("at", ["generate_groups", *wide("judge_samples"), "train_step"])
 async def test_a_lease_that_is_ended_in_a_phase_begins_anew(working: Working, at: str):
     """Every role lets go under a token above all earlier ones before anything is granted; the
     step is tried again, and what it had done is not done twice."""
@@ -128,6 +129,7 @@ async def test_a_lease_that_is_ended_in_a_phase_begins_anew(working: Working, at
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_trainer_that_does_not_let_go_at_once_is_not_active_for_nobody(working: Working):
     """Its lease is gone and the first offload of the new one fails: a probe sees it up."""
     world = ScriptedWorld()
@@ -145,6 +147,7 @@ async def test_a_trainer_that_does_not_let_go_at_once_is_not_active_for_nobody(w
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_steps_that_overlap_survive_the_end_of_their_lease(working: Working):
     world = ScriptedWorld(apart=EVERYBODY, max_staleness=1)
     world.faults["generate_groups"] = ["", "hold"]
@@ -159,6 +162,7 @@ async def test_steps_that_overlap_survive_the_end_of_their_lease(working: Workin
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_step_that_waits_for_a_lease_notices_its_end(working: Working):
     """Without an answer the same is asked again; nobody is there then."""
     world = ScriptedWorld()
@@ -189,6 +193,7 @@ async def test_a_word_for_a_lease_that_was_ended_begins_it_anew(working: Working
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_word_reaches_a_role_that_was_ended_with_its_lease(working: Working):
     """The role told the lost lease what engines it has, and can tell nobody else any more."""
     world = ScriptedWorld(reconcile_timeout=0.5)
@@ -237,7 +242,7 @@ async def test_a_run_whose_lease_was_ended_is_stopped_with_proof(working: Workin
     nothing_was_broken(world)
 
 
-@pytest.mark.parametrize("at", ["stop_engines", "launch_engines"])
+@pytest.mark.parametrize("at", ["stop_engines", *wide("launch_engines")])
 async def test_a_recovery_that_is_ended_leaves_its_replica_in_doubt_and_a_probe_mends_it(
     working: Working, at: str
 ):
@@ -268,6 +273,7 @@ async def lease_was_told(client: Client, handle: Handle) -> bool:
     return "OPERATION_FAILED" in events(await lease(client, handle), "rollout")
 
 
+@pytest.mark.wide
 async def test_a_role_that_is_ended_while_it_stops_is_stopped_after_a_word(
     working: Working, monkeypatch: pytest.MonkeyPatch
 ):

@@ -8,6 +8,7 @@ from relax_infer.contracts.lease import LeaseAnswer, LeaseCommand, LeaseStatus, 
 from relax_infer.contracts.recovery import RecoveryResult
 from relax_infer.contracts.run import ResolveRun
 from relax_infer.machines import GroupState, RecoveryState, ReplicaState, RunState
+from tests.marks import wide
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_training_run import (
     Handle,
@@ -84,7 +85,7 @@ def published(world: ScriptedWorld, role: str) -> list[list[str]]:
     return shown
 
 
-@pytest.mark.parametrize("phase", ["generate_groups", "judge_samples", "teach_samples"])
+@pytest.mark.parametrize("phase", ["generate_groups", *wide("judge_samples", "teach_samples")])
 async def test_a_phase_whose_engine_died_waits_for_the_rebuilt_one(working: Working, phase: str):
     world = ScriptedWorld()
     world.faults[phase] = ["kill_engine"]
@@ -127,6 +128,7 @@ async def test_a_request_that_never_drains_ends_with_its_engine_and_by_proof(wor
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_replica_that_cannot_be_launched_is_given_up_and_comes_back_when_asked(
     working: Working,
 ):
@@ -174,6 +176,7 @@ async def test_a_run_goes_on_with_the_replicas_that_are_left(working: Working):
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_the_only_replica_given_up_ends_the_step_and_has_another_chance_in_the_next(
     working: Working,
 ):
@@ -224,6 +227,7 @@ async def test_without_proof_the_lease_is_blocked_and_goes_on_as_soon_as_there_i
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_the_run_is_told_in_time_also_while_a_probe_gets_no_answer(working: Working):
     world = ScriptedWorld(reconcile_timeout=0.5, operation_timeout=600.0)
     world.faults["judge_samples"] = ["kill_engine"]
@@ -241,7 +245,7 @@ async def test_the_run_is_told_in_time_also_while_a_probe_gets_no_answer(working
     nothing_was_broken(world)
 
 
-@pytest.mark.parametrize("method", ["onload", "offload"])
+@pytest.mark.parametrize("method", [*wide("onload"), "offload"])
 async def test_a_trainer_that_is_silent_blocks_its_lease_within_the_time_of_an_operation(
     working: Working, method: str
 ):

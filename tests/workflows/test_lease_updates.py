@@ -71,6 +71,7 @@ async def test_the_same_operation_asked_twice_at_once_is_carried_out_once(workin
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_fifth_who_waits_for_a_commit_is_refused(working: Working):
     world = ScriptedWorld()
     world.faults["evaluate_policy"] = ["hold"]
@@ -130,6 +131,7 @@ async def test_a_commit_is_waited_for_before_its_batch_begins(working: Working):
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_batch_is_given_up_while_another_role_is_in_doubt(
     working: Working, monkeypatch: pytest.MonkeyPatch
 ):

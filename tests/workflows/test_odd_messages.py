@@ -86,6 +86,7 @@ async def test_a_run_that_was_stopped_while_its_lease_waits_still_takes_the_word
     assert done.step <= 1
 
 
+@pytest.mark.wide
 async def test_a_step_that_waits_for_a_word_waits_on_when_a_lease_needs_none_any_more(
     working: Working,
 ):
@@ -110,6 +111,7 @@ async def test_a_step_that_waits_for_a_word_waits_on_when_a_lease_needs_none_any
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_paused_run_says_what_its_lease_waits_for_and_waits_for_it_when_resumed(
     working: Working,
 ):

@@ -62,6 +62,7 @@ async def test_a_stop_while_gpus_are_bound_ends_the_run_done(working: Working):
     assert "onload_engines" not in world.calls
 
 
+@pytest.mark.wide
 async def test_current_details_say_who_has_which_gpus(working: Working):
     world = ScriptedWorld()
     async with working(world) as client:

@@ -7,6 +7,7 @@ import pytest
 from relax_infer.contracts.run import ResolveRun
 from relax_infer.contracts.scale import ScaleRequest
 from relax_infer.machines import ReplicaState, RunState, ScaleState
+from tests.marks import wide
 from tests.workflows.scaled_role import ScaledRole, Working, scaled_role
 from tests.workflows.scripted_world import ScriptedWorld, until
 from tests.workflows.test_training_run import blocked, nothing_was_broken, start, status
@@ -101,6 +102,7 @@ async def test_a_run_with_added_replicas_ends_with_nothing_left(working: Working
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_person_s_word_ends_what_was_left_on_a_node_that_burned(working: Working):
     """It holds nobody up until the run ends; there nothing but a word is left."""
     world = ScriptedWorld(apart=APART)
@@ -140,9 +142,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
-)
+@pytest.mark.parametrize("seed", [0, *wide(1, 2, 3, 4)])
 async def test_ten_operations_with_faults_leak_nothing(working: Working, seed: int):
     """Fifty in all; after each, what is there is counted."""
     chance = random.Random(seed)

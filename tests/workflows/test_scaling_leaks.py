@@ -8,6 +8,7 @@ import pytest
 
 from relax_infer.contracts.scale import ScaleStatus
 from relax_infer.machines import ScaleState
+from tests.marks import wide
 from tests.workflows.scaled_role import ScaledRole, Working, scaled_role
 from tests.workflows.scripted_externals import ScriptedExternal
 from tests.workflows.scripted_world import ScriptedWorld, until
@@ -118,13 +119,13 @@ async def _random_operations(working: Working, number: int, seed: int, **fields:
     return chance
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *wide(2)])
 async def test_a_few_operations_with_faults_leave_nothing(working: Working, seed: int):
     chance = await _random_operations(working, 6, seed)
     assert sum(chance.states.values()) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [11, 12, 13])
 async def test_fifty_operations_with_faults_leave_nothing(working: Working, seed: int):

@@ -48,6 +48,7 @@ async def test_a_role_with_gpus_of_its_own_keeps_them(working: Working):
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_roles_side_by_side_let_go_before_the_commit(working: Working):
     world = ScriptedWorld(apart=SPLIT)
     async with working(world) as client:

@@ -58,6 +58,7 @@ async def test_a_run_goes_through_many_histories_of_what_outlives_its_steps(
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_old_operation_ids_are_known_in_later_histories(working_briefly: Working):
     world = ScriptedWorld()
     async with working_briefly(world) as client:
@@ -91,6 +92,7 @@ async def test_old_operation_ids_are_known_in_later_histories(working_briefly: W
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_group_that_is_asked_again_in_a_later_history_does_nothing_twice(
     working_briefly: Working,
 ):

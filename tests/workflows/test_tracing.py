@@ -75,6 +75,7 @@ async def test_a_step_is_one_trace_with_what_engines_lease_and_trainer_did_for_i
     assert {span.trace for span in spans_of_step(every, run, 1)} != {trace[1]}
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("traces")
 async def test_traced_histories_replay_with_the_interceptor_and_without_it(working: Working):
     async with working(ScriptedWorld(), [StepTraces()]) as client:

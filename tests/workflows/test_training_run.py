@@ -18,6 +18,7 @@ from relax_infer.contracts.lease import LeaseAnswer, LeaseStatus, RoleCommand
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import ResolveRun, RunInput, RunStatus
 from relax_infer.machines import RunState, StepPhase
+from tests.marks import wide
 from tests.workflows.scripted_world import ScriptedWorld, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -69,7 +70,7 @@ async def test_a_run_goes_from_recipe_to_last_step_and_leaves_nothing(working: W
     nothing_was_broken(world)
 
 
-@pytest.mark.parametrize("ahead", [{}, {"apart": EVERYBODY, "max_staleness": 1}])
+@pytest.mark.parametrize("ahead", [{}, *wide({"apart": EVERYBODY, "max_staleness": 1})])
 async def test_a_run_goes_on_from_anothers_step(working: Working, ahead: dict[str, Any]):
     """Its first batch is generated with the weights that it took over, and nothing is synced
     before."""
@@ -120,6 +121,7 @@ async def test_a_role_is_unpublished_before_it_lets_go(working: Working):
     assert states[:6] == ["READY", "DRAINING", "SLEEPING"] * 2
 
 
+@pytest.mark.wide
 async def test_lost_replies_cost_nothing_but_repeats(working: Working):
     """Of every activity that has an engine, the trainer or a phase do something: twice each."""
     world = ScriptedWorld()
@@ -163,6 +165,7 @@ async def blocked(handle: Handle) -> bool:
     return (await status(handle)).state is RunState.BLOCKED
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["judge_samples", "write_back_scores", "publish_batch"])
 async def test_a_batch_that_cannot_be_scored_is_not_trained_on(working: Working, name: str):
     world = ScriptedWorld()
@@ -184,7 +187,7 @@ async def test_a_batch_that_cannot_be_scored_is_not_trained_on(working: Working,
     nothing_was_broken(world)
 
 
-@pytest.mark.parametrize("name", ["train_step", "clear_partition", "evaluate_policy"])
+@pytest.mark.parametrize("name", ["train_step", *wide("clear_partition", "evaluate_policy")])
 async def test_a_step_that_gave_up_after_its_commit_is_tried_again(working: Working, name: str):
     """Its batch is committed for good; the next attempt has one of its own and trains once."""
     world = ScriptedWorld()
@@ -199,6 +202,7 @@ async def test_a_step_that_gave_up_after_its_commit_is_tried_again(working: Work
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_person_may_stop_a_run_whose_lease_is_blocked(working: Working):
     world = ScriptedWorld()
     world.engines.engines["genrm", 0].hides = True
@@ -304,6 +308,7 @@ async def test_a_person_uses_a_role_of_a_paused_run_under_the_lease(working: Wor
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_target_may_be_raised_but_not_below_what_is_done(working: Working):
     world = ScriptedWorld()
     async with working(world) as client:
