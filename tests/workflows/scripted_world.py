@@ -70,14 +70,8 @@ LAUNCH_FAULTS = {
 }
 
 
-FEW = ("rollout", "trainer")
-"""Roles of a run that is about a third of the work, for a test that has no need of more."""
-_ALL = ("rollout", "genrm", "teacher", "trainer")
-
-
 def plan(run: str, **changes: Any) -> RunPlan:
-    """Two policy engines, a GenRM, a Teacher and a trainer on two GPUs; or those of ``roles``."""
-    roles = changes.get("roles", _ALL)
+    """Two policy engines, a GenRM, a Teacher and a trainer on two GPUs."""
     ref = RunRef(run=run, store="memory://store")
 
     def group(role: str, replicas: int) -> EngineGroupSpec:
@@ -124,12 +118,12 @@ def plan(run: str, **changes: Any) -> RunPlan:
         "recipe_name": "scripted",
         "recipe_sha256": "0" * 64,
         "steps": 2,
-        "roles": roles,
-        "groups": tuple(group(r, 2 if r == "rollout" else 1) for r in roles if r != "trainer"),
+        "roles": ("rollout", "genrm", "teacher", "trainer"),
+        "groups": (group("rollout", 2), group("genrm", 1), group("teacher", 1)),
         "trainer": trainer,
         "initial_weights": WeightsRef(version=0, uri="/models/policy", digest="d0"),
-        "judged_by_genrm": "genrm" in roles,
-        "distilled": "teacher" in roles,
+        "judged_by_genrm": True,
+        "distilled": True,
         "evaluation_every": 2,
         "operation_timeout": 20.0,
         "reconcile_timeout": 2.0,
