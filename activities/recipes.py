@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities._progress import teller
 from activities._run_files import store_of
-from relax_infer.config import Recipe, read_recipe, recipe_sha256, require_runnable
+from relax_infer.config import Recipe, RecipeError, read_recipe, recipe_sha256, require_runnable
 from relax_infer.config.placed import Engine
 from relax_infer.config.scoring import GenRM, Teacher
 from relax_infer.contracts.alarms import LogProbBound
@@ -27,6 +27,7 @@ from relax_infer.placement import (
     plan_inference_placement,
 )
 from relax_infer.placement.device import cluster_device
+from relax_infer.placement.malformed import with_the_rest
 from relax_infer.placement.sharing import roles_apart
 from relax_infer.samples import StagingStore, load_task, make_problems
 from relax_infer.samples.prompt_file import file_sha256
@@ -51,7 +52,10 @@ def _resolve(request: ResolveRequest) -> RunPlan:
             f"{request.run!r} cannot be a run id: folders and actors are named after it.",
             cure="Start it under 1 to 64 letters, digits, - and _, a letter or digit first.",
         )
-    recipe = read_recipe(request.start.recipe, dict(request.start.overrides))
+    try:
+        recipe = read_recipe(request.start.recipe, dict(request.start.overrides))
+    except RecipeError as error:
+        raise with_the_rest(error) from None
     if request.start.steps is not None:
         recipe = recipe.model_copy(update={"steps": request.start.steps})
     placed = plan_inference_placement(recipe)

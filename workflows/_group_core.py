@@ -65,6 +65,9 @@ class GroupCore:
             self._told_with_answer = False
             try:
                 yield
+            except GeneratorExit:  # its worker forgets the workflow: there is no loop to tell in
+                self._told_with_answer = True
+                raise
             finally:
                 if not self._told_with_answer:
                     await self._tell_role()

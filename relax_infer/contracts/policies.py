@@ -42,9 +42,9 @@ _TRAIN_ONCE = ActivityPolicy("relax-train", start_to_close=900.0, attempts=ONCE)
 _PHASE = ActivityPolicy("relax", start_to_close=7200.0, attempts=ONCE)
 
 POLICIES: dict[str, ActivityPolicy] = {
-    "resolve_recipe": ActivityPolicy("relax", start_to_close=600.0, attempts=3),
+    "resolve_recipe": ActivityPolicy("relax", start_to_close=600.0, attempts=6),
     # Ends by itself after the recipe's cluster.bind_timeout.
-    "bind_placement": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=3),
+    "bind_placement": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=6),
     "release_placement": ActivityPolicy("relax-engines", start_to_close=120.0, attempts=6),
     # Ends by itself after the operation's provision timeout.
     "bind_added_replica": ActivityPolicy("relax-engines", start_to_close=86400.0, attempts=3),

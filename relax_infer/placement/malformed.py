@@ -20,3 +20,13 @@ def every_violation(error: RecipeError) -> tuple[Violation, ...]:
         said = (replace(v, rule=f"{error.mended}: {v.rule}") for v in rest)
         return (*error.violations, *said)
     return error.violations
+
+
+def with_the_rest(error: RecipeError) -> RecipeError:
+    """The error that tells all of :func:`every_violation`."""
+    told = error.violations
+    more = [violation for violation in every_violation(error) if violation not in told]
+    if not more:
+        return error
+    text = "; ".join((error.message.removesuffix("."), *(str(violation) for violation in more)))
+    return RecipeError(text, cure=error.cure, violations=(*told, *more), mended=error.mended)

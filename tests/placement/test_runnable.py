@@ -106,6 +106,18 @@ async def test_an_id_is_used_by_one_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("run", ["../evil", "bad id!", "a/b", "", "run-1.lease", "x" * 65])
+async def test_a_malformed_recipe_is_refused_with_what_is_wrong_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    with pytest.raises(RecipeError) as refused:
+        await resolve_recipe(request("quickstart", train__packed="perhaps", train__ranks=9))
+    assert [v.field for v in refused.value.violations] == ["train.packed", "train.ranks"]
+    assert str(refused.value).startswith("recipe quickstart: train.packed: ")
+    assert "train.ranks: with train.packed at its default: each rank" in str(refused.value)
+    assert not (tmp_path / "store").exists()
+
+
 async def test_an_id_that_folders_cannot_be_named_after_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
 ) -> None:

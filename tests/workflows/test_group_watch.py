@@ -74,6 +74,17 @@ async def test_a_loss_is_mended(life: Any):
     assert life.mended == [LOST]
 
 
+async def test_a_mend_that_a_worker_forgets_with_its_workflow_tells_nobody(life: Any):
+    async def mend(lost: list[ReplicaReport]) -> None:
+        await asyncio.Event().wait()
+
+    life._mend = mend
+    loses = life._lose(LOST, life._book.incarnations())
+    loses.send(None)
+    loses.close()  # as when it is evicted: there is no loop any more
+    assert life.told == 0
+
+
 async def test_a_loss_that_had_to_wait_until_its_group_sleeps_is_none(life: Any):
     await life._turn.acquire()
     loses = asyncio.create_task(life._lose(LOST, life._book.incarnations()))
