@@ -55,10 +55,13 @@ async def test_the_program_on_discovery_runs_without_a_control_plane(tmp_path: P
         "{'text': ' 4', 'path': '/generate'}",
         "{'text': ' 4', 'path': '/v1/chat/completions'}",
         """b'{"text": " 4", "path": "/generate"}'""",
+        "{'text': ' 4', 'path': '/generate'}",
+        "{'text': ' 4', 'path': '/generate'}",
     ]
-    assert len(upstream.posts) == 3
-    assert upstream.posts[0][0]["X-SMG-Routing-Key"] == "prompt-7"
-    assert sent(upstream) == {"text": "2 + 2 =", "stream": True}
+    assert len(upstream.posts) == 5
+    keys = [headers.get("X-SMG-Routing-Key") for headers, _ in upstream.posts]
+    assert keys == ["prompt-7", None, None, "3 + 3 =", "4 + 4 ="]
+    assert sent(upstream) == {"text": "4 + 4 ="}
 
 
 async def test_the_program_on_several_groups_tells_of_the_one_that_changed(tmp_path: Path) -> None:
