@@ -138,7 +138,7 @@ async def test_lifecycle_call_times_out(
 ):
     """pains 8: the lease is BLOCKED and nobody else gets the GPUs; the answer that comes late
     changes nothing, a probe does."""
-    world = ScriptedWorld(reconcile_timeout=600.0)
+    world = ScriptedWorld(operation_timeout=8.0, reconcile_timeout=600.0)
     world.faults[work] = ["hold"]
     async with working(world) as client:
         handle = await start(client, steps=1)

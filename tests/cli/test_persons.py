@@ -102,6 +102,7 @@ def test_nobody_is_left_waiting_when_no_worker_answers(
     temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
 
 
+@pytest.mark.wide
 def test_a_worker_that_is_busy_for_a_while_is_waited_for(
     remote: Command, temporal: Temporal, run_id: str
 ):

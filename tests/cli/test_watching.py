@@ -128,6 +128,7 @@ def the_steps_of_a_run_are_listed(remote: Command, run_id: str):
     assert listed[0]["open"]
 
 
+@pytest.mark.wide
 def test_a_watch_without_a_terminal_tells_every_change_in_a_line(
     remote: Command, held: ScriptedWorld, run_id: str
 ):

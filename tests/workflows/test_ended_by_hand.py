@@ -88,6 +88,7 @@ async def test_a_word_is_taken_for_a_role_and_its_group_that_are_both_gone(worki
         await is_free(client, handle)
 
 
+@pytest.mark.wide
 async def test_a_group_that_is_gone_is_begun_anew_after_a_word(working: Working):
     world = ScriptedWorld(reconcile_timeout=0.5)
     async with working(world) as client:
@@ -210,6 +211,7 @@ async def test_a_word_reaches_a_role_that_was_ended_with_its_lease(working: Work
     assert world.violations == []
 
 
+@pytest.mark.wide
 async def test_a_lease_that_is_ended_while_roles_are_stopped_is_not_needed_any_more(
     working: Working,
 ):

@@ -99,6 +99,7 @@ async def test_a_phase_whose_engine_died_waits_for_the_rebuilt_one(working: Work
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_replica_that_dies_on_onload_is_rebuilt_before_the_grant_is_answered(
     working: Working,
 ):

@@ -85,6 +85,7 @@ async def test_a_policy_that_is_lost_while_its_weights_change_is_waited_for(work
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_steps_that_overlap_update_in_place_too(working: Working):
     world = decoupled(max_staleness=2)
     async with working(world) as client:

@@ -51,6 +51,7 @@ async def test_news_of_a_group_or_a_holder_that_is_not_there_change_nothing(work
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_run_that_was_told_nonsense_of_its_lease_goes_on_at_a_persons_word(
     working: Working,
 ):

@@ -321,6 +321,7 @@ async def test_a_target_may_be_raised_but_not_below_what_is_done(working: Workin
     assert done.step == 4
 
 
+@pytest.mark.wide
 async def test_a_target_that_is_given_before_the_recipe_is_read_stands(working: Working):
     world = ScriptedWorld()
     world.faults["resolve_recipe"] = ["hold"]

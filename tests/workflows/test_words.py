@@ -128,6 +128,7 @@ async def test_a_word_for_a_step_and_for_a_lease_that_does_not_wait_any_more_is_
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_roles_are_not_restarted_while_only_gpus_are_in_doubt(working: Working):
     world = ScriptedWorld()
     world.engines.engines["genrm", 0].hides = True
@@ -143,6 +144,7 @@ async def test_roles_are_not_restarted_while_only_gpus_are_in_doubt(working: Wor
     nothing_was_broken(world)
 
 
+@pytest.mark.wide
 async def test_a_word_and_the_proof_that_came_while_it_was_said_are_one(working: Working):
     """The recovery has ended when the word is passed on to it."""
     world = ScriptedWorld(reconcile_timeout=0.5)
