@@ -100,8 +100,7 @@ check: install
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Processes for two cores, the longest first; the third at work mostly waits. The last two have
-# what no other has.
+# Processes for two cores, the longest first; the third at work mostly waits. Every test is in one.
 LONG := tests/workflows/test_training_run.py
 SCALING := $(wildcard tests/workflows/test_*scal*.py)
 WAITING := tests/cli tests/acceptance tests/deploy tests/security
@@ -109,12 +108,12 @@ PARTS := tests/workflows tests/machines tests/gateway tests/discovery $(WAITING)
 without = $(addprefix --ignore=,$(1))
 define UNIT_CHUNKS
 workflows tests/workflows $(call without,$(LONG) $(SCALING))
-waiting $(WAITING)
-scaling $(SCALING)
 others tests $(call without,$(PARTS))
-machines tests/machines
-runs $(LONG)
+waiting $(WAITING)
 gateway tests/gateway tests/discovery
+scaling $(SCALING)
+runs $(LONG)
+machines tests/machines
 endef
 export UNIT_CHUNKS
 
