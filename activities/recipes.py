@@ -23,10 +23,12 @@ from relax_infer.contracts.training import CriticSpec, TrainerSpec
 from relax_infer.contracts.weights import WeightTransport
 from relax_infer.placement import (
     InferencePlacementPlan,
+    PlacementError,
     model_placement,
     plan_inference_placement,
 )
 from relax_infer.placement.device import cluster_device
+from relax_infer.placement.here import lacking_here
 from relax_infer.placement.malformed import with_the_rest
 from relax_infer.placement.sharing import roles_apart
 from relax_infer.samples import StagingStore, load_task, make_problems
@@ -36,6 +38,8 @@ from relax_infer.tiny.models import ensure_models
 from relax_infer.training import Heritage, find_heritage, take_over, weights_digest
 
 OWNER = "owner.json"
+_ELSEWHERE = ("genrm.", "teacher.", "rollout.extra_models.")
+"""Sections whose models engines alone read."""
 _LAUNCHED = 60.0
 """Seconds that an onload may take beyond the launch of its engines."""
 
@@ -61,6 +65,7 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     placed = plan_inference_placement(recipe)
     require_runnable(recipe)
     require_usable(recipe.reward.source)
+    _require_here(recipe)
     recipe = _with_its_data(recipe)
     home = Path(os.environ.get("RELAX_HOME", ".relax")).absolute()
     run = RunRef(run=request.run, store=recipe.staging.url or (home / "store").as_uri())
@@ -76,6 +81,17 @@ def _resolve(request: ResolveRequest) -> RunPlan:
     teller()(f"takes over step {heritage.step} of run {earlier.run}")
     own = take_over(earlier, run, heritage)
     return plan.model_copy(update={"initial_weights": own.weights, "begins_after": own.step})
+
+
+def _require_here(recipe: Recipe) -> None:
+    """The files that this worker reads itself; engines may have theirs on other hosts.
+
+    Raises:
+        PlacementError: names every field whose folder or file is not there.
+    """
+    missing = [each for each in lacking_here(recipe) if not each.field.startswith(_ELSEWHERE)]
+    if missing:
+        raise PlacementError(missing, "this worker cannot read what the recipe names")
 
 
 def _with_its_data(recipe: Recipe) -> Recipe:

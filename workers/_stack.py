@@ -102,6 +102,11 @@ class Stack:
         return Path(self._record.home)
 
     @property
+    def gpus(self) -> int:
+        """Of its Ray head."""
+        return self._record.gpus
+
+    @property
     def stack(self) -> str:
         """Value of RELAX_STACK in each of its processes."""
         return self._record.stack

@@ -12,14 +12,17 @@ from relax_infer.contracts.base import Message
 from relax_infer.engines.host_processes import ProcessStamp
 from workers._preflight import StackError
 
-_FILE, _LOCK, _PORTS = "stack.json", "stack.lock", "ports.json"
+_FILE, _LOCK, _LAST = "stack.json", "stack.lock", "last.json"
 
 
-class LastPorts(Message):
-    """Ports that an earlier stack of a home had; 0: none."""
+class LastStack(Message):
+    """What the next stack of a home has from the last one; 0: there was none."""
 
     temporal: int = 0
+    """Port: whoever watches a run finds it there again."""
     ui: int = 0
+    gpus: int = 0
+    """Runs that have not ended are bound to so many."""
 
 
 class ProcessRecord(ProcessStamp):
@@ -92,22 +95,24 @@ def write(record: StackRecord) -> None:
 
 
 def remove(home: Path) -> None:
-    """What leads to its servers is kept: whoever watches a run finds the next stack there."""
+    """What runs of it need from the next one is kept."""
     record = read(home)
     if record is not None:
-        ports = LastPorts(
-            temporal=_port(record.temporal_address), ui=_port(record.temporal_ui.rstrip("/"))
+        last = LastStack(
+            temporal=_port(record.temporal_address),
+            ui=_port(record.temporal_ui.rstrip("/")),
+            gpus=record.gpus,
         )
-        (home / _PORTS).write_text(ports.model_dump_json() + "\n")
+        (home / _LAST).write_text(last.model_dump_json() + "\n")
     (home / _FILE).unlink(missing_ok=True)
 
 
-def last_ports(home: Path) -> LastPorts:
-    """Those of the last stack of this home that was ended; 0 where there was none."""
+def last_stack(home: Path) -> LastStack:
+    """The last one of this home that was ended."""
     try:
-        return LastPorts.model_validate_json((home / _PORTS).read_bytes())
+        return LastStack.model_validate_json((home / _LAST).read_bytes())
     except (OSError, ValidationError):
-        return LastPorts()
+        return LastStack()
 
 
 def _port(address: str) -> int:

@@ -2,8 +2,8 @@
 
 ::
 
-    python -m workers.local up   --home DIR [--gpus N] [--memory-gib N] [--no-worker]
-                                 [--temporal-port P] [--ui-port P] [--ray-port P]
+    python -m workers.local up   --home DIR [--gpus N | --at-least N] [--memory-gib N]
+                                 [--no-worker] [--temporal-port P] [--ui-port P] [--ray-port P]
     python -m workers.local down --home DIR
 
 Progress goes to stdout, a line each; errors to stderr. Exit codes: 0 done (also when ``up`` finds
@@ -39,21 +39,26 @@ import argparse
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from workers import _stack_file
 from workers._preflight import Ports, StackError, binary, check_memory
 from workers._stack import DownReport, Say, Stack
+from workers._stack_file import StackRecord
 
 __all__ = ["DownReport", "Stack", "StackError", "down", "up"]
+
+_GPUS = 2
+"""Pretended ones, where nobody says how many."""
 
 
 def up(
     home: Path,
     *,
-    gpus: int = 2,
+    gpus: int | None = None,
+    at_least: int = 0,
     worker: bool = True,
     memory_gib: float = 10.0,
     temporal_port: int = 0,
@@ -67,7 +72,9 @@ def up(
     What is left of one whose Ray is gone is ended first. Interrupted, it leaves nothing.
 
     Args:
-        gpus: GPUs of the Ray head, pretended where the machine has none.
+        gpus: GPUs of the Ray head, pretended where the machine has none; None: as many as the last
+            stack of this home had, whose runs go on; else the machine's own, or two.
+        at_least: GPUs that somebody needs where ``gpus`` is None.
         worker: whether a Temporal worker belongs to it.
         memory_gib: memory that must be free.
         temporal_port, ui_port, ray_port: 0: those of the last stack of this home, else 7233 and
@@ -79,17 +86,20 @@ def up(
     """
     home = home.absolute()
     with _stack_file.locked(home):
-        running = _running(home, gpus, say)
+        asked = {"Temporal": temporal_port, "Temporal's web UI": ui_port, "Ray": ray_port}
+        running = _running(home, gpus, at_least, asked, say)
         if running is not None:
             return running
         check_memory(memory_gib)
         for name in ("temporal", "ray"):
             binary(name)
-        last = _stack_file.last_ports(home)
+        last = _stack_file.last_stack(home)
+        if gpus is not None and gpus < last.gpus:
+            say(f"The last stack here had {last.gpus} GPUs: its runs that need them wait.")
         with Ports() as ports:
             stack = Stack.new(
                 home,
-                gpus=gpus,
+                gpus=gpus or max(at_least, last.gpus) or _real_gpus() or _GPUS,
                 worker=worker,
                 temporal_port=ports.choose("Temporal", temporal_port, last.temporal, 7233),
                 ui_port=ports.choose("Temporal's web UI", ui_port, last.ui, 8233),
@@ -130,7 +140,9 @@ def _nothing(home: Path, say: Say) -> DownReport:
     return DownReport((), (), ())
 
 
-def _running(home: Path, gpus: int, say: Say) -> Stack | None:
+def _running(
+    home: Path, gpus: int | None, at_least: int, ports: Mapping[str, int], say: Say
+) -> Stack | None:
     """The stack of ``home`` with everything running, None after ending what is left of it."""
     record = _stack_file.read(home)
     if record is None:
@@ -139,18 +151,40 @@ def _running(home: Path, gpus: int, say: Say) -> Stack | None:
     missing = stack.missing()
     if record.ready and not missing:
         say(f"The stack in {home} runs already: web UI {stack.temporal_ui}")
-        if record.gpus < gpus:
-            say(f"It has {record.gpus} GPUs, not {gpus}: `relax-infer down` first for more.")
+        _say_ignored(record, gpus, at_least, ports, say)
         return stack
     if record.ready and "ray" not in missing:
         say(f"The stack in {home} runs without {', '.join(missing)}; starting again.")
         stack.start(say)
+        _say_ignored(record, gpus, at_least, ports, say)
         return stack
     say(f"Ending what is left of an earlier stack in {home}.")
     report = stack.end(say)
     if report.left:
         raise StackError(f"Processes {report.left} of an earlier stack in {home} cannot be ended.")
     return None
+
+
+def _say_ignored(
+    record: StackRecord, gpus: int | None, at_least: int, ports: Mapping[str, int], say: Say
+) -> None:
+    """Of a stack that runs nothing can be changed."""
+    has = {
+        "Temporal": record.temporal_address,
+        "Temporal's web UI": record.temporal_ui,
+        "Ray": record.ray_address,
+    }
+    others = [
+        f"{what} is at {has[what]}, not at port {port}"
+        for what, port in ports.items()
+        if port and not has[what].rstrip("/").endswith(f":{port}")
+    ]
+    if gpus not in (None, record.gpus):
+        others.insert(0, f"it has {record.gpus} GPUs, not {gpus}")
+    elif record.gpus < at_least:
+        others.insert(0, f"it has {record.gpus} GPUs, {at_least} are needed")
+    if others:
+        say(f"Unchanged: {'; '.join(others)}. `relax-infer down` first for another.")
 
 
 @contextmanager
@@ -181,7 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start, end = commands.add_parser("up"), commands.add_parser("down")
     for command in (start, end):
         command.add_argument("--home", type=Path, required=True)
-    start.add_argument("--gpus", type=int, default=_real_gpus() or 2)
+    start.add_argument("--gpus", type=int)
+    start.add_argument("--at-least", type=int, default=0, help="GPUs, if --gpus is left out")
     start.add_argument("--memory-gib", type=float, default=10.0)
     start.add_argument("--no-worker", action="store_true")
     for name in ("temporal", "ui", "ray"):
@@ -198,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         up(
             options.home,
             gpus=options.gpus,
+            at_least=options.at_least,
             worker=not options.no_worker,
             memory_gib=options.memory_gib,
             temporal_port=options.temporal_port,

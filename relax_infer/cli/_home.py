@@ -9,6 +9,7 @@ from typing import Any
 from relax_infer.cli._errors import CommandError
 
 FILE = "stack.json"
+_LAST = "last.json"
 _START_TIME = 19
 """Index of a process's start, in clock ticks since boot, after the name in /proc/<pid>/stat."""
 
@@ -30,6 +31,20 @@ class LocalStack:
     """GPUs of its Ray head; None if the record does not say."""
     ray_folder: Path | None = None
     """Ray's sockets and logs while it runs."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What leads Temporal's and Ray's own tools to it."""
+        token = self.ray_token_file
+        asked = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token} if token else {}
+        return {
+            "TEMPORAL_ADDRESS": self.temporal_address,
+            "TEMPORAL_NAMESPACE": self.temporal_namespace,
+            "RAY_ADDRESS": self.ray_address,
+            **asked,
+            # Else Ray looks for the loopback address on a network interface, where nobody listens.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
 
     @property
     def dead(self) -> tuple[str, ...]:
@@ -78,6 +93,14 @@ def read_stack(home: Path) -> LocalStack | None:
             f"{path} is not the record of a local stack ({type(error).__name__}: {error}).",
             cure="If nothing of that stack runs, remove the file.",
         ) from error
+
+
+def last_address(home: Path) -> str | None:
+    """Where Temporal of the last stack of ``home`` that was ended had answered."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        port = json.loads((home / _LAST).read_text())["temporal"]
+        return f"127.0.0.1:{int(port)}"
+    return None
 
 
 def stored_runs(home: Path) -> list[str]:

@@ -79,13 +79,18 @@ def end_stack(home: Path, say: Say) -> None:
 
 def end_stack_under_runs(home: Path, say: Say) -> None:
     """The same, and say which runs go on once it is up again."""
-    waiting = asyncio.run(_waiting(home)) if read_stack(home) is not None else []
+    waiting = runs_that_go_on(home)
     end_stack(home, say)
     if waiting:
         say(
             f"{', '.join(waiting)} had not ended: `relax-infer up{said_home(home)}` goes on with"
             f" {'it' if len(waiting) == 1 else 'them'}."
         )
+
+
+def runs_that_go_on(home: Path) -> list[str]:
+    """Ids of the runs of the stack of ``home``; none where nobody can be asked."""
+    return asyncio.run(_waiting(home)) if read_stack(home) is not None else []
 
 
 async def _waiting(home: Path) -> list[str]:
@@ -121,18 +126,11 @@ def _environment_of(stack: LocalStack, root: Path) -> dict[str, str]:
     started, a person ends this one."""
     others = ("TEMPORAL_", "RAY_")
     own = {k: v for k, v in module_environment(root).items() if not k.startswith(others)}
-    token = stack.ray_token_file
-    asked = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token} if token else {}
     return {
         **own,
-        **asked,
+        **stack.variables,
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), own.get("PATH", os.defpath))),
         "RELAX_HOME": str(stack.home),
-        "RAY_ADDRESS": stack.ray_address,
-        # Else Ray looks for the loopback address on a network interface, where nobody listens.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "TEMPORAL_ADDRESS": stack.temporal_address,
-        "TEMPORAL_NAMESPACE": stack.temporal_namespace,
         "TEMPORAL_CONFIG_FILE": os.devnull,
     }
 

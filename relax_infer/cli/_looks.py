@@ -115,7 +115,8 @@ def doctor(as_json: Json = False, home: Home = HOME) -> None:
 
 @app.command(epilog=epilog("env"))
 def env(as_json: Json = False, home: Home = HOME) -> None:
-    """Variables that lead Temporal's own tools to the local stack, for a shell to evaluate."""
+    """Variables that lead Temporal's and Ray's own tools to the local stack, for a shell to
+    evaluate."""
     import json
     import shlex
 
@@ -125,14 +126,10 @@ def env(as_json: Json = False, home: Home = HOME) -> None:
     stack = read_stack(home)
     if stack is None:
         raise CommandError(f"No local stack in {home}.", cure="Start one with `relax-infer up`.")
-    variables = {
-        "TEMPORAL_ADDRESS": stack.temporal_address,
-        "TEMPORAL_NAMESPACE": stack.temporal_namespace,
-    }
     if as_json:
-        typer.echo(json.dumps(variables, indent=2))
+        typer.echo(json.dumps(stack.variables, indent=2))
         return
-    for name, value in variables.items():
+    for name, value in stack.variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 

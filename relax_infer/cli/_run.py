@@ -12,10 +12,10 @@ from relax_infer.cli._errors import INTERRUPTED, Code, CommandError, complain
 from relax_infer.cli._follow import code_of, follow, make_view, say_ending
 from relax_infer.cli._glance import Glance
 from relax_infer.cli._home import LocalStack, read_stack
-from relax_infer.cli._local import end_stack, start_stack
+from relax_infer.cli._local import end_stack, runs_that_go_on, start_stack
 from relax_infer.cli._machine import gpu_count
+from relax_infer.cli._needs import require_needs
 from relax_infer.cli._options import said_home
-from relax_infer.cli._programs import require_programs
 from relax_infer.cli._recipes import Checked, check, check_run_id
 from relax_infer.cli._reports import report
 from relax_infer.cli._runs import NobodyAnswersError, Runs, open_runs, runs_of
@@ -63,12 +63,12 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
     if local and wishes.begin_from is not None:
         _check_earlier(wishes.begin_from, wishes.home, checked)
     if local:
-        require_programs(checked.recipe)
+        running = runs_that_go_on(wishes.home)
+        if wishes.run not in running:
+            require_needs(checked.recipe, before, running)
     stack = _bring_up(wishes, checked) if local else None
     begun = _Begun()
     try:
-        if stack is not None:
-            _check_gpus(stack, checked)
         glance = asyncio.run(_begin_and_watch(wishes, checked, begun))
     except BaseException as error:
         if begun.run is None:
@@ -107,19 +107,10 @@ def _bring_up(wishes: Wishes, checked: Checked) -> LocalStack:
     wanted = checked.recipe.cluster.gpus
     options: list[str] = []
     if gpu_count() == 0:
-        options += ["--gpus", str(wanted)]
+        options += ["--at-least", str(wanted)]
     if wishes.memory_gib is not None:
         options += ["--memory-gib", str(wishes.memory_gib)]
     return start_stack(wishes.home, options, typer.echo)
-
-
-def _check_gpus(stack: LocalStack, checked: Checked) -> None:
-    wanted = checked.recipe.cluster.gpus
-    if stack.gpus is not None and stack.gpus < wanted:
-        raise CommandError(
-            f"cluster.gpus is {wanted}, the local stack in {stack.home} has {stack.gpus}.",
-            cure="Lower cluster.gpus, or run `relax-infer down` and this command again.",
-        )
 
 
 @dataclass

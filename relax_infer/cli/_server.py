@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,10 +19,12 @@ from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, Telemetr
 from temporalio.service import RPCError
 
 from relax_infer.cli._errors import CommandError
-from relax_infer.cli._home import read_stack, stored_runs
+from relax_infer.cli._home import last_address, read_stack, stored_runs
 from relax_infer.security.codec import sealed
 
 _CONNECT_TIMEOUT = 10.0
+_LOOK_SECONDS = 1.0
+_INNERMOST = re.compile(r'(?:message|error): "([^"]+)"')
 _NAMED = 5
 """Runs that are named before the rest is counted."""
 
@@ -73,7 +77,8 @@ class Server:
 
 def find_target(home: Path) -> Target | None:
     """The local stack of ``home`` if one was started there, else the standard Temporal environment
-    configuration (TEMPORAL_ADDRESS, or a profile of its file); None where neither says anything.
+    configuration (TEMPORAL_ADDRESS, or a profile of its file); None where neither says anything, or
+    it names the stack that was here and nobody listens there.
     """
     stack = read_stack(home)
     if stack is not None:
@@ -99,8 +104,10 @@ def find_target(home: Path) -> Target | None:
         ) from error
     if "target_host" not in config:
         return None
-    address, namespace = config["target_host"], config.get("namespace", "default")
-    return Target(str(address), str(namespace), ui=None, home=None, config=config)
+    address, namespace = str(config["target_host"]), config.get("namespace", "default")
+    if address == last_address(home) and not _listens(address):
+        return None  # what `relax-infer env` exported before the local stack went down
+    return Target(address, str(namespace), ui=None, home=None, config=config)
 
 
 @asynccontextmanager
@@ -152,6 +159,24 @@ def _nobody_known(home: Path) -> CommandError:
     )
 
 
+def _listens(address: str) -> bool:
+    """Of this machine."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_LOOK_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _reason(error: Exception) -> str:
+    """The innermost words of an error of Temporal's client, which nests several."""
+    if isinstance(error, TimeoutError):
+        return f"not within {_CONNECT_TIMEOUT:.0f} s"
+    words = _INNERMOST.findall(str(error))
+    return words[-1] if words else " ".join(str(error).split()) or type(error).__name__
+
+
 @cache
 def _note_other(home: Path, asked: str) -> None:
     typer.echo(
@@ -167,8 +192,7 @@ def _unreachable(target: Target, error: Exception) -> CommandError:
             f"Temporal of the local stack in {target.home} does not answer at {target.address}.",
             cure="`relax-infer up` starts what has ended; the runs go on where they were.",
         )
-    reason = str(error).partition("ConnectError(")[0].strip(" :") or type(error).__name__
     return CommandError(
-        f"Temporal does not answer at {target.address}: {reason}.",
+        f"Temporal does not answer at {target.address}: {_reason(error)}.",
         cure="Check TEMPORAL_ADDRESS and the network, or start a stack with `relax-infer up`.",
     )

@@ -18,7 +18,12 @@ from relax_infer.cli._options import HOME, Assignments, Home, Json, Memory, Reci
 def up(
     home: Home = HOME,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs; pretended ones where the machine has none.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="GPUs, pretended ones where the machine has none [as the last stack here; else"
+            " the machine's own, or 2].",
+        ),
     ] = None,
     memory_gib: Memory = None,
     worker: Annotated[bool, typer.Option(help="With a worker.")] = True,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.engines import BundleBinding
 from relax_infer.contracts.failures import TransientError
 from relax_infer.placement.binding import OF_A_NODE, bind_bundles
@@ -154,12 +155,23 @@ async def _free_gpus(address: str) -> int:
 
 
 async def _nodes_are_there(run: str, pool: str, bound: Sequence[BundleBinding]) -> None:
-    there = {node.node_ip for node in await asked(living_nodes)}
-    if missing := sorted({row.node_ip for row in bound} - there):
+    wanted = Counter(row.node_ip for row in bound)
+    there = Counter[str]()
+    for node in await asked(living_nodes):
+        there[node.node_ip] += int(node.gpus)
+    if missing := sorted(wanted.keys() - there.keys()):
         raise TransientError(
             f"{pool_name(run, pool)} was bound on {', '.join(missing)}, which Ray does not have.",
             cure="Bring the node back: look at `ray status`.",
         )
+    for address, gpus in wanted.items():
+        if there[address] < gpus:
+            raise TransientError(
+                f"{pool_name(run, pool)} was bound to {counted(gpus, 'GPU')} of {address}, which"
+                f" has {there[address]} now.",
+                cure="Bring them back; of a local stack: `relax-infer down`, then"
+                f" `relax-infer up --gpus {gpus}`.",
+            )
 
 
 async def _remove(groups: "Iterable[PlacementGroup]") -> None:

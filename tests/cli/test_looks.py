@@ -27,6 +27,7 @@ from relax_infer.placement import Violation, plan_inference_placement
 from relax_infer.placement.findings import Finding
 from relax_infer.placement.picture import Cell, NodeRow
 from tests.cli.conftest import Command, Temporal, stack_record
+from tests.gateway.fakes import free_port
 
 
 def shown_rows(text: str) -> list[list[str]]:
@@ -373,13 +374,50 @@ def test_the_schema_takes_every_shipped_recipe_and_describes_its_fields(command:
 def test_the_variables_of_the_local_stack_can_be_evaluated(
     command: Command, temporal: Temporal, home: Path
 ):
-    stack_record(home, temporal.address)
+    stack_record(home, temporal.address, ray_token_file="/home/ray token")
     shown = command("env")
     assert shown.stdout.splitlines() == [
         f"export TEMPORAL_ADDRESS={temporal.address}",
         "export TEMPORAL_NAMESPACE=default",
+        "export RAY_ADDRESS=127.0.0.1:6379",
+        "export RAY_AUTH_MODE=token",
+        "export RAY_AUTH_TOKEN_PATH='/home/ray token'",
+        "export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0",
     ]
     assert json.loads(command("env", "--json").stdout)["TEMPORAL_ADDRESS"] == temporal.address
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", "Temporal does not answer at 127.0.0.1:1: Connection refused. Check"),
+        ("no.such.host.invalid:7233", "7233: failed to lookup address information: "),
+    ],
+)
+def test_why_a_server_cannot_be_reached_is_said_in_its_own_words(
+    command: Command, monkeypatch: pytest.MonkeyPatch, address: str, words: str
+):
+    monkeypatch.setenv("TEMPORAL_ADDRESS", address)
+    told = command("status")
+    assert told.exit_code == 2
+    assert words in told.stderr
+    assert "Error(" not in told.stderr
+
+
+def test_what_env_exported_is_forgotten_once_its_stack_is_down(
+    command: Command, home: Path, temporal: Temporal, monkeypatch: pytest.MonkeyPatch
+):
+    """The shell goes on with the old address; whoever listens there now is a server of its own."""
+    port = free_port()
+    home.mkdir()
+    (home / "last.json").write_text(json.dumps({"temporal": port, "ui": 0, "gpus": 2}))
+    monkeypatch.setenv("TEMPORAL_ADDRESS", f"127.0.0.1:{port}")
+    told = command("status")
+    assert told.exit_code == 2
+    assert f"No local stack in {home}" in told.stderr
+    (home / "last.json").write_text(json.dumps({"temporal": temporal.address.split(":")[1]}))
+    monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
+    assert command("status").exit_code == 0
 
 
 def test_doctor_looks_at_the_disk_and_at_what_is_optional(

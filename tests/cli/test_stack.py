@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from relax_infer.cli import _local, _looks, _programs, _run
+from relax_infer.cli import _local, _looks, _needs, _run
 from tests.cli import stack_double
 from tests.cli.conftest import Command, Temporal, Watching, eventually, record_of, stack_record
 from tests.workflows.scripted_world import ScriptedWorld
@@ -108,7 +108,7 @@ def test_run_starts_a_stack_with_the_recipes_gpus_runs_and_ends_it(
     assert ended.exit_code == 0, ended.output
     page = f"Web UI: http://127.0.0.1:8233/namespaces/default/workflows/{run_id}"
     assert page in ended.stdout.splitlines()
-    assert calls()[0] == ["up", "--home", str(home), "--gpus", "2", "--memory-gib", "1.0"]
+    assert calls()[0] == ["up", "--home", str(home), "--at-least", "2", "--memory-gib", "1.0"]
     assert calls()[1:] == [["down", "--home", str(home)]]
 
 
@@ -198,24 +198,96 @@ def test_what_the_engines_need_is_looked_for_before_anything_starts(
 ):
     there = importlib.util.find_spec
     monkeypatch.setattr(
-        _programs.importlib.util, "find_spec", lambda n: None if n == "sglang" else there(n)
+        _needs.importlib.util, "find_spec", lambda n: None if n == "sglang" else there(n)
     )
     ended = command("run", "quickstart", "--set", "genrm.engine.python=/nowhere/python")
     assert ended.exit_code == 2
-    assert "sglang is not installed; genrm.engine.python: there is no program /nowhere/python" in (
-        ended.stderr
-    )
+    assert "  recipe: sglang is not installed." in ended.stderr
+    assert "  genrm.engine.python: there is no program /nowhere/python." in ended.stderr
     assert calls() == []
 
 
-def test_a_stack_that_ran_before_stays_when_the_run_cannot_start(
-    command: Command, temporal: Temporal, calls: Calls, home: Path
+OWN = """
+name: mine
+cluster: {gpus: 8, device: cuda}
+data: {source: file, path: /nowhere/math.jsonl, grader: exact}
+rollout: {model: POLICY, engine: {replicas: 4, gpus_per_replica: 2}}
+genrm:
+  model: /nowhere/judge
+  model_id: judge
+  prompt: "{response}"
+  verdict: {pattern: "(?P<score>[01])", lowest: 0, highest: 1}
+reward: {source: exact}
+train: {ranks: 8, tensor_parallel: 2}
+"""
+
+
+def test_everything_that_a_recipe_of_ones_own_lacks_here_is_told_at_once(
+    command: Command, calls: Calls, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With no stack begun for it, no GPU pretended in the place of a real one, and no id spent."""
+    monkeypatch.setattr(_needs, "gpu_count", lambda: 0)
+    recipe, policy = tmp_path / "mine.yaml", tmp_path / "policy"
+    recipe.write_text(OWN.replace("POLICY", str(policy)))
+    told = command("run", str(recipe), "--run-id", "math")
+    assert told.exit_code == 2
+    assert "This machine cannot run recipe mine:" in told.stderr
+    assert "  cluster.device: cuda, and this machine has no GPU" in told.stderr
+    assert f"  rollout.model: {policy} is no folder of this machine." in told.stderr
+    assert "  data.path: /nowhere/math.jsonl cannot be read: " in told.stderr
+    assert "genrm.model" not in told.stderr, "nobody is judged by it: reward.source is exact"
+    policy.mkdir()
+    assert "has no config.json." in command("run", str(recipe)).stderr
+    (policy / "config.json").touch()
+    assert "has no *.safetensors." in command("run", str(recipe)).stderr
+    (policy / "model.safetensors").touch()
+    judged = command("run", str(recipe), "--set", "reward.source=genrm")
+    assert "rollout.model" not in judged.stderr
+    assert "  genrm.model: /nowhere/judge is no folder of this machine." in judged.stderr
+    assert calls() == []
+    assert not (home / "store").exists()
+
+
+def test_a_stack_with_fewer_gpus_is_told_with_the_runs_that_it_has(
+    command: Command, temporal: Temporal, calls: Calls, home: Path, run_id: str
 ):
     stack_record(home, temporal.address, gpus=1)
+
+    async def start(client: Client) -> None:
+        await client.start_workflow("TrainingRun", {}, id=run_id, task_queue="nobody")
+
+    temporal.do(start)
+    eventually(lambda: run_id in temporal.do(open_runs))
     ended = command("run", "quickstart")
     assert ended.exit_code == 2
-    assert "cluster.gpus is 2, the local stack" in ended.stderr
-    assert [call[0] for call in calls()] == ["up"]
+    assert f"cluster.gpus: 2, and the local stack in {home} has 1." in ended.stderr
+    assert "run `relax-infer down` and this command again." in ended.stderr
+    assert f"{run_id} would stand still meanwhile, and go on then." in ended.stderr
+    assert calls() == []
+    temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
+
+
+def test_a_run_that_goes_on_is_watched_whatever_this_machine_lacks(
+    command: Command,
+    temporal: Temporal,
+    calls: Calls,
+    home: Path,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    stack_record(home, temporal.address)
+
+    async def start(client: Client) -> None:
+        await client.start_workflow("TrainingRun", {}, id=run_id, task_queue="nobody")
+
+    temporal.do(start)
+    eventually(lambda: run_id in temporal.do(open_runs))
+    monkeypatch.setattr(_needs, "gpu_count", lambda: 0)
+    words = ("--run-id", run_id, "--no-follow", "--set", "cluster.device=cuda")
+    ended = command("run", "quickstart", *words)
+    assert ended.exit_code == 0, ended.output
+    assert "goes on already" in ended.stdout
+    temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
 
 
 def test_runs_of_a_local_stack_are_numbered_past_those_that_left_files(

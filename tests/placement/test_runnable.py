@@ -13,7 +13,7 @@ from relax_infer.config import RecipeError, load_recipe, require_runnable, shipp
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.refs import RunRef, WeightsRef
 from relax_infer.contracts.run import ResolveRequest, RunInput, RunPlan
-from relax_infer.placement import plan_inference_placement
+from relax_infer.placement import PlacementError, plan_inference_placement
 from relax_infer.training import Ledger
 from relax_infer.training.ledger import Checkpoints, run_folder
 from tests.samples.byte_policy import byte_policy
@@ -85,11 +85,33 @@ async def test_engines_that_would_stay_are_refused_before_the_id_is_used(
     require_runnable(load_recipe("quickstart", idle))
 
 
+async def test_folders_and_files_that_are_not_there_are_told_before_the_id_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the worker reads; the hosts of engines are asked by `plan --live`."""
+    monkeypatch.setenv("RELAX_HOME", str(tmp_path))
+    own = {
+        "rollout__model": str(tmp_path / "policy"),
+        "genrm__model": str(tmp_path / "judge"),
+        "data__source": "file",
+        "data__path": str(tmp_path / "prompts.jsonl"),
+        "genrm__prompt": "{response}",
+        "genrm__verdict": {"pattern": "(?P<score>[01])", "lowest": 0, "highest": 1},
+        "distillation": None,
+    }
+    with pytest.raises(PlacementError, match="this worker cannot read what the recipe names") as e:
+        await resolve_recipe(request("quickstart", **own))
+    assert [violation.field for violation in e.value.violations] == ["rollout.model", "data.path"]
+    assert all(violation.cure for violation in e.value.violations)
+    assert not (tmp_path / "store").exists()
+
+
 async def test_an_id_is_used_by_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run started with ``temporal workflow start`` under the id of a finished one is refused; a
     second attempt of the same run is not."""
     monkeypatch.setenv("RELAX_HOME", str(tmp_path))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     own = {
         "rollout__model": str(tmp_path),
         "reward__source": "exact",
@@ -133,6 +155,7 @@ async def test_a_run_reserves_the_computed_share(
 ) -> None:
     monkeypatch.setenv("RELAX_HOME", str(tmp_path))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     plan = await resolve_recipe(
         request(
             "quickstart",
@@ -153,6 +176,7 @@ async def test_a_file_of_prompts_is_the_same_to_the_end_of_a_run(
     """What it is when the run begins is written down; a faulty one is refused before that."""
     monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     path = tmp_path / "prompts.jsonl"
     own = {
         "rollout__model": byte_policy(tmp_path / "policy"),
@@ -181,6 +205,7 @@ async def test_every_model_that_takes_part_is_a_group_of_its_role(
     """Two judges and two Teachers, side by side; a judge that nobody asks is not started."""
     monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     folders = {name: str(tmp_path / name) for name in ("policy", "judge", "safety", "big", "code")}
     own = {
         "mode": "split",
@@ -213,6 +238,7 @@ async def test_a_scorer_that_somebody_else_serves_has_no_gpus(
 ) -> None:
     monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     own = {
         "cluster__device": "cpu",
         "rollout__model": str(tmp_path / "policy"),
@@ -237,6 +263,7 @@ async def test_a_run_may_go_on_from_another(
 ) -> None:
     monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     own = {
         "rollout.model": str(tmp_path),
         "reward.source": "exact",

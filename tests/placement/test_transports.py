@@ -87,6 +87,7 @@ async def test_a_run_s_plan_says_how_weights_come(
 ):
     monkeypatch.setenv("RELAX_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     models = {f"{role}.model": str(tmp_path / role) for role in ("rollout", "genrm", "teacher")}
     own = {"cluster.device": "cpu", **models, **overrides}
     start = RunInput(recipe="quickstart", overrides=own)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.stack.conftest import marked_home
-from workers import _preflight, _stack_file
+from workers import _preflight, _stack_file, local
 from workers._preflight import HOST, Ports, StackError, free_memory
 from workers._stack_file import StackRecord
 from workers.local import Stack, down, main, up
@@ -142,14 +142,10 @@ def test_the_lock_is_let_go_after_a_failure(home: Path):
         pass
 
 
-def test_the_next_stack_of_a_home_is_where_the_last_one_was(tmp_path: Path):
-    """Who watches a run finds it there; nothing is kept of a home that never had a stack."""
-    assert _stack_file.last_ports(tmp_path) == _stack_file.LastPorts()
-    _stack_file.remove(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    record = StackRecord(
+def a_record(home: Path, gpus: int = 2) -> StackRecord:
+    return StackRecord(
         stack="s",
-        home=str(tmp_path),
+        home=str(home),
         boot="b",
         temporal_address="127.0.0.1:7301",
         temporal_ui="http://127.0.0.1:8301",
@@ -157,11 +153,96 @@ def test_the_next_stack_of_a_home_is_where_the_last_one_was(tmp_path: Path):
         ray_address="127.0.0.1:6",
         ray_folder="/none",
         ray_token_file="/none",
-        gpus=2,
+        gpus=gpus,
         worker=True,
+        ready=True,
     )
-    _stack_file.write(record)
+
+
+def test_the_next_stack_of_a_home_is_where_the_last_one_was(tmp_path: Path):
+    """Who watches a run finds it there; nothing is kept of a home that never had a stack."""
+    assert _stack_file.last_stack(tmp_path) == _stack_file.LastStack()
+    _stack_file.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    _stack_file.write(a_record(tmp_path, gpus=5))
     _stack_file.remove(tmp_path)
     assert _stack_file.read(tmp_path) is None
-    last = _stack_file.last_ports(tmp_path)
-    assert (last.temporal, last.ui) == (7301, 8301)
+    last = _stack_file.last_stack(tmp_path)
+    assert (last.temporal, last.ui, last.gpus) == (7301, 8301, 5)
+
+
+class _BegunError(Exception):
+    """In place of the servers."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "at_least", "last", "of_the_machine", "expected"),
+    [
+        (None, 0, 0, 0, 2),
+        (None, 0, 0, 8, 8),
+        (None, 0, 5, 0, 5),  # runs that have not ended are bound to them
+        (None, 0, 5, 8, 5),
+        (None, 2, 5, 0, 5),
+        (None, 5, 2, 0, 5),
+        (None, 1, 0, 0, 1),
+        (3, 0, 5, 0, 3),
+    ],
+)
+def test_the_next_stack_has_gpus_for_the_runs_of_the_last_one(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: int | None,
+    at_least: int,
+    last: int,
+    of_the_machine: int,
+    expected: int,
+):
+    if last:
+        home.mkdir()
+        _stack_file.write(a_record(home, gpus=last))
+        _stack_file.remove(home)
+    begun: list[int] = []
+
+    def begin(stack: Stack, say: object) -> None:
+        begun.append(Stack.load(stack.home).gpus)
+        raise _BegunError
+
+    monkeypatch.setattr(local, "_real_gpus", lambda: of_the_machine)
+    monkeypatch.setattr(Stack, "start", begin)
+    said: list[str] = []
+    with pytest.raises(_BegunError):
+        up(home, gpus=asked, at_least=at_least, memory_gib=0.1, say=said.append)
+    assert begun == [expected]
+    told = [line for line in said if "its runs that need them wait" in line]
+    assert bool(told) == (expected < last)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, ""),
+        ({"gpus": 2, "temporal_port": 7301, "at_least": 1}, ""),
+        ({"gpus": 4}, "it has 2 GPUs, not 4."),
+        ({"gpus": 1}, "it has 2 GPUs, not 1."),
+        ({"at_least": 5}, "it has 2 GPUs, 5 are needed."),
+        ({"temporal_port": 301}, "Temporal is at 127.0.0.1:7301, not at port 301."),
+        ({"ui_port": 8, "ray_port": 9}, "127.0.0.1:8301, not at port 8; Ray is at 127.0.0.1:6, "),
+    ],
+)
+@pytest.mark.parametrize("missing", [(), ("worker",)])
+def test_what_a_stack_that_runs_cannot_be_asked_for_is_said(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: tuple[str, ...],
+    options: dict[str, int],
+    told: str,
+):
+    home.mkdir(exist_ok=True)
+    _stack_file.write(a_record(home))
+    monkeypatch.setattr(Stack, "missing", lambda _: missing)
+    monkeypatch.setattr(Stack, "start", lambda *_: None)
+    said: list[str] = []
+    up(home, say=said.append, **options)
+    unchanged = [line for line in said if line.startswith("Unchanged: ")]
+    assert bool(unchanged) == bool(told)
+    assert told in "".join(unchanged)

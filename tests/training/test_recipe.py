@@ -88,6 +88,7 @@ async def test_a_run_carries_the_algorithm_to_its_trainer(
 ) -> None:
     monkeypatch.setenv("RELAX_HOME", str(tmp_path))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     overrides = {
         "rollout.model": str(tmp_path),
         "genrm": None,
@@ -116,6 +117,7 @@ async def test_ppo_trains_a_critic_on_the_trainers_own_ranks(
 ) -> None:
     monkeypatch.setenv("RELAX_HOME", str(tmp_path))
     monkeypatch.setattr(recipes, "weights_digest", lambda folder: "digest")
+    monkeypatch.setattr(recipes, "lacking_here", lambda recipe: [])
     overrides = {
         "rollout.model": str(tmp_path),
         "genrm": None,
