@@ -36,6 +36,11 @@ _UPDATES = {
     RunEvent.RESOLVED_BY_OPERATOR: "resolve",
     RunEvent.STOP_ASKED: "stop",
 }
+_STILL_WANTED = {
+    RunState.STOPPING: (RunEvent.STOP_ASKED, "stops after this step"),
+    RunState.PAUSING: (RunEvent.PAUSE_ASKED, "pauses after this step"),
+}
+"""What was asked of a run before it had to wait for something else."""
 RESUME = "`relax-infer resume` goes on"
 PROGRESS_KEPT = 1000
 PROGRESS_SHOWN = 50
@@ -70,6 +75,8 @@ class RunCore:
         self._restarts: int = 0
         self._resolved: ResolveRun | None = None
         self._lease_waits: str | None = None
+        self._wanted: tuple[RunEvent, str] | None = None
+        """Asked before the run was BLOCKED, and heeded once it is not any more."""
         self._words_awaited = 0
         """Parts of the run that wait for a person's word, whatever the lease does."""
         self._bound = False
@@ -153,8 +160,11 @@ class RunCore:
             self._show(f"waits for a person: {self._error or 'its roles must be stopped'}")
         else:
             self._move(RunEvent.RESOLVED_BY_OPERATOR, "goes on")
-            if self._resolved is not None and self._resolved.action == "stop":
-                self._move(RunEvent.STOP_ASKED, f"was stopped by {self._resolved.who}")
+            word = self._resolved
+            if word is None or word.action != "stop":
+                return
+            if RUN.allows(self._state, RunEvent.STOP_ASKED):
+                self._move(RunEvent.STOP_ASKED, f"was stopped by {word.who}")
 
     async def _begin_lease_anew(self) -> None:
         """Nothing of what the lost one knew is built upon: every role has to let go once more, with
@@ -201,7 +211,12 @@ class RunCore:
             )
 
     def _move(self, event: RunEvent, doing: str) -> None:
-        self._state = RUN.advance(self._state, event)
+        before, wanted = self._state, self._wanted
+        self._state = RUN.advance(before, event)
+        self._wanted = _STILL_WANTED.get(before) if event is RunEvent.NEEDS_PERSON else None
+        if event is RunEvent.RESOLVED_BY_OPERATOR and wanted is not None:
+            still, doing = wanted
+            self._state = RUN.advance(self._state, still)
         self._show(doing)
 
     def _show(self, doing: str) -> None:

@@ -87,6 +87,31 @@ async def test_a_run_that_was_stopped_while_its_lease_waits_still_takes_the_word
     assert done.step <= 1
 
 
+@pytest.mark.parametrize(("asked", "state"), [("stop", "STOPPING"), ("pause", "PAUSING")])
+async def test_what_was_asked_before_the_lease_had_to_wait_is_heeded_after_it(
+    working: Working, asked: str, state: str
+):
+    """The lease healed by itself and the run went on to its next step, though it was stopped."""
+    world = ScriptedWorld()
+    world.faults["judge_samples"] = ["hold"]
+    async with working(world) as client:
+        handle = await start(client, steps=3)
+        await world.held.wait()
+        told = await handle.execute_update(asked, result_type=RunStatus)
+        assert told.state == state
+        await handle.signal("lease_blocked", "rollout: its node burns")
+        await until(lambda: in_state(handle, RunState.BLOCKED))
+        await handle.signal("lease_unblocked", "")
+        await until(lambda: in_state(handle, RunState(state)))
+        world.go_on.set()
+        if asked == "pause":
+            await until(lambda: in_state(handle, RunState.PAUSED))
+            await handle.execute_update("stop")
+        done = await handle.result()
+    assert (done.state, done.step) == (RunState.DONE, 1)
+    assert sorted(world.ledger) == [1]
+
+
 @pytest.mark.wide
 async def test_a_step_that_waits_for_a_word_waits_on_when_a_lease_needs_none_any_more(
     working: Working,
