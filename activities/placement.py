@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from temporalio import activity
 
+from activities._progress import teller
 from activities._run_files import recipe_of
 from relax_infer.contracts.counted import counted
 from relax_infer.contracts.engines import BundleBinding, EngineGroupSpec
@@ -27,7 +28,9 @@ async def bind_placement(plan: RunPlan) -> Binding:
     plan."""
     recipe = recipe_of(plan.run)
     placed = plan_inference_placement(recipe)
-    pools = await bind_plan(plan.run.run, placed, recipe.cluster.bind_timeout)
+    tell = teller()
+    pools = await bind_plan(plan.run.run, placed, recipe.cluster.bind_timeout, tell)
+    tell()
     await need_free_devices(plan.run, [row for pool in pools.values() for row in pool])
     groups = tuple(
         g.model_copy(update={"bundles": bundles_of(g, _rows_of(g, placed, pools))})

@@ -5,6 +5,7 @@ from contextlib import suppress
 from temporalio import workflow
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
+from relax_infer.contracts.counted import counted
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import (
     FrontAddress,
@@ -41,7 +42,6 @@ _STILL_WANTED = {
     RunState.PAUSING: (RunEvent.PAUSE_ASKED, "pauses after this step"),
 }
 """What was asked of a run before it had to wait for something else."""
-RESUME = "`relax-infer resume` goes on"
 PROGRESS_KEPT = 1000
 PROGRESS_SHOWN = 50
 
@@ -119,6 +119,17 @@ class RunCore:
         )
 
     @property
+    def _how_it_ended(self) -> str:
+        done = counted(max(self._step, 0), "step")
+        if self._step >= self._target:
+            return f"is done: {done}"
+        return f"was stopped after {done} of {self._target}"
+
+    @property
+    def _how_to_resume(self) -> str:
+        return f"`relax-infer resume {self._id}` goes on"
+
+    @property
     def _planned(self) -> RunPlan:
         assert self._plan is not None
         return self._plan
@@ -150,7 +161,7 @@ class RunCore:
         """What the lease needs a person for; empty: nothing more."""
         self._lease_waits = reasons or None
         if self._state is RunState.PAUSED:
-            rest = f"a person must say of its GPUs: {reasons}" if reasons else RESUME
+            rest = f"a person must say of its GPUs: {reasons}" if reasons else self._how_to_resume
             self._show(f"is paused; {rest}")
         if self._state is not RunState.BLOCKED:
             return

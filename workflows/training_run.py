@@ -27,7 +27,7 @@ from workflows._calls import (
 from workflows._failures import PERMANENT, fail, in_peace, text_of
 from workflows._lease_book import NOTHING_BLOCKED
 from workflows._premises import Premises
-from workflows._run_core import RESUME, RunCore
+from workflows._run_core import RunCore
 from workflows._versions import AUTO_UPGRADE
 from workflows._visible import (
     attributes,
@@ -202,7 +202,7 @@ class TrainingRun(RunCore):
         while self._state is not RunState.STOPPING:
             await self._next_step()
         await self._take_down()
-        self._move(RunEvent.RELEASE_PROVED, f"is done: {max(self._step, 0)} steps")
+        self._move(RunEvent.RELEASE_PROVED, self._how_it_ended)
         return self.status()
 
     async def _next_step(self) -> None:
@@ -210,7 +210,7 @@ class TrainingRun(RunCore):
         if self._state is RunState.PAUSING:
             why = f" ({self._alarm})" if self._alarm else ""
             self._alarm = None
-            self._move(RunEvent.STEP_ENDED, f"is paused{why}; {RESUME}")
+            self._move(RunEvent.STEP_ENDED, f"is paused{why}; {self._how_to_resume}")
         if self._state in (RunState.PAUSED, RunState.BLOCKED):
             await workflow.wait_condition(
                 lambda: self._state not in (RunState.PAUSED, RunState.BLOCKED)

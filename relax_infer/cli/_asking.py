@@ -54,7 +54,10 @@ async def ask(
     async with runs.notice() as notice:
         before = await _status(runs, run, notice)
         if before.state in RUN.terminal:
-            raise CommandError(f"Run {run} is over ({before.state}): {request} comes too late.")
+            raise CommandError(
+                f"Run {run} is over ({before.state}): {request} comes too late.",
+                cure=f"A new run goes on where it ended: `relax-infer run RECIPE --from {run}`.",
+            )
         if not RUN.allows(before.state, _EVENTS[request]):
             raise refusal(run, before.state, request)
         arguments: Sequence[Message] = (resolution,) if resolution is not None else ()

@@ -17,6 +17,8 @@ SLOW = 2.0
 """Times its expected time after which a phase is marked."""
 _REPLICAS = 32
 """Replicas that are shown one by one."""
+_LONGEST = 90
+"""Characters of an error in a cell of a table."""
 _RUN_STYLES = {
     RunState.DONE: "green",
     RunState.FAILED: "red",
@@ -129,7 +131,7 @@ def _replicas(glance: Glance) -> Table | None:
     table = _table("replica", "state", "weights", "role in flight")
     rows = [(group, each) for group in glance.groups for each in group.replicas]
     for group, each in rows[:_REPLICAS]:
-        wrong = f" {each.error}" if each.error else ""
+        wrong = f" {_short(each.error)}" if each.error else ""
         load = glance.load.get(group.role)
         table.add_row(
             Text(f"{group.role} {each.engine_id}"),
@@ -141,8 +143,14 @@ def _replicas(glance: Glance) -> Table | None:
         table.add_row(f"and {len(rows) - _REPLICAS} more", "", "", "")
     for group in glance.groups:
         if group.stuck:
-            table.add_row(Text(f"{group.role} {group.model}"), Text(group.stuck, "yellow"), "", "")
+            name = Text(f"{group.role} {group.model}")
+            table.add_row(name, Text(_short(group.stuck), "yellow"), "", "")
     return table
+
+
+def _short(error: str) -> str:
+    """For a cell; `step explain` has the whole of it."""
+    return error if len(error) <= _LONGEST else f"{error[:_LONGEST].rstrip()}…"
 
 
 def _table(first: str, *others: str) -> Table:

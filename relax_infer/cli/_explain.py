@@ -141,7 +141,8 @@ def _why_not_begun(known: Evidence) -> str:
         return f": the run is {run.state}, its last step was {run.step}"
     if known.step > run.target > 0:
         return f": the run ends with step {run.target}"
-    return f": the run is {run.state} ({run.doing}), its last finished step is {run.step}"
+    last = f"its last finished step is {run.step}" if run.step else "no step of it is finished yet"
+    return f": the run is {run.state} ({run.doing}), {last}"
 
 
 def _notes(known: Evidence) -> Iterator[str]:
@@ -169,12 +170,23 @@ def _work(known: Evidence) -> Iterator[str]:
         yield f"Waits since {waited:.0f} s for {whom} to answer `{what}`."
     if known.glance is not None and known.glance.lease is not None:
         yield from _lease(known.glance.lease)
-    for group in known.glance.groups if known.glance is not None else ():
-        if group.stuck:
-            yield f"{group.role} {group.model}: {group.stuck}"
+    if known.glance is not None:
+        yield from _engines(known.glance)
+
+
+def _engines(glance: Glance) -> Iterator[str]:
+    """What is wrong with them; a reason is said once, though a lease, a group and a replica may all
+    have it."""
+    lease = glance.lease
+    said = " ".join(filter(None, (r.reason for r in lease.roles.values()))) if lease else ""
+    for group in glance.groups:
         for replica in group.replicas:
             if replica.error:
-                yield f"{group.role} {replica.engine_id} is {replica.state}: {replica.error}"
+                why = "as said above" if replica.error in said else replica.error.rstrip(".")
+                yield f"{group.role} {replica.engine_id} is {replica.state}: {why}."
+                said += replica.error
+        if group.stuck and not all(each in said for each in group.stuck.split("; ")):
+            yield f"{group.role} {group.model}: {group.stuck}"
 
 
 def _at_work(activity: Activity, known: Evidence) -> str:
@@ -204,7 +216,8 @@ def _lease(lease: LeaseStatus) -> Iterator[str]:
         who = f"{holder}, which is {lease.roles[holder].state}" if holder else "nobody"
         yield f"The GPUs of pool {lease.pool} are with {who}."
     for role, held in blocked.items():
-        yield f"The lease of {role} is BLOCKED: {held.reason}. Nobody else may have its GPUs."
+        why = (held.reason or "").rstrip(".")
+        yield f"The lease of {role} is BLOCKED: {why}. Nobody else may have its GPUs."
 
 
 def _left(known: Evidence) -> Iterator[str]:
@@ -259,7 +272,7 @@ def _cures(known: Evidence) -> Iterator[str]:
             " --confirm-released"
         )
     elif blocked:
-        yield "The lease looks again by itself; nothing has to be done yet."
+        yield "The lease looks again by itself; what its reason asks for may be done at once."
     elif glance.run.state is RunState.BLOCKED and _gave_up(known):
         yield f"Again: relax-infer step retry {run} {known.step} --who NAME --why TEXT"
         yield f"To stop: relax-infer resolve {run} --who NAME --why TEXT --stop"

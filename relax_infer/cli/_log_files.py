@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_infer.cli._errors import CommandError
+from relax_infer.cli._home import stored_runs
 from relax_infer.telemetry import as_text
 
 ENGINE_ROLES = ("rollout", "genrm", "teacher")
@@ -24,6 +25,8 @@ _MARKS = (":job_id:", ":actor_name:", ":task_name:")
 """What Ray itself writes into its workers' logs."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TIME = re.compile(r"[\[\s]*(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_NAMED = 5
+"""Runs that are named where one is not there."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -92,8 +95,12 @@ def find_logs(
         there = sorted({_named(each) for each in every})
         wanted = " ".join(filter(None, (role, None if replica is None else f"replica {replica}")))
         raise CommandError(f"Run {run} has no log of {wanted} here", cure=f"It has {_list(there)}.")
+    runs = stored_runs(home)
+    known = (
+        f" The runs in {home} are {', '.join(runs[:_NAMED])}." if run not in runs and runs else ""
+    )
     raise CommandError(
-        f"There is no log of a run {run} in {home / 'logs'}",
+        f"There is no log of a run {run} in {home / 'logs'}.{known}",
         cure="Engines, router and gateway write on the node on which they run, to logs/ of their"
         " RELAX_HOME: look there, or name that folder with --home.",
     )

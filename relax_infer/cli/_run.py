@@ -86,6 +86,8 @@ def run(recipe: str, assignments: list[str], steps: int | None, wishes: Wishes) 
     code = _hand_over(glance, wishes)
     if wishes.down and stack is not None:
         return max(code, _end(glance, wishes))
+    if stack is not None and (before is None or before.stack != stack.stack):
+        typer.echo(f"The local stack stays up; `relax-infer down{said_home(wishes.home)}` ends it.")
     return code
 
 
@@ -133,7 +135,8 @@ async def _begin_and_watch(wishes: Wishes, checked: Checked, begun: _Begun) -> G
         elif await runs.is_open(wishes.run):
             begun.run = wishes.run
             words = "goes on already, with the recipe it was started with"
-            if ignored := sorted(checked.start.overrides):
+            ignored = ["--steps"] if checked.start.steps is not None else []
+            if ignored := [*ignored, *sorted(checked.start.overrides)]:
                 words += f"; ignored here: {', '.join(ignored)}"
         else:
             begun.run = await _start_as(runs, server, checked, wishes.run)
@@ -160,7 +163,7 @@ async def _start_as(runs: Runs, server: Server, checked: Checked, run: str) -> s
 def _used(run: str, where: str) -> CommandError:
     return CommandError(
         f"The run id {run} was used before: {where}.",
-        cure="Choose another --run-id, or leave it out.",
+        cure=f"Choose another --run-id, or leave it out; --from {run} goes on where it ended.",
     )
 
 

@@ -44,7 +44,7 @@ def up(
     ] = None,
 ) -> None:
     """Start the local stack: Temporal, Ray and a worker. Starts again what has died of it."""
-    from relax_infer.cli._local import start_stack
+    from relax_infer.cli._local import runs_that_go_on, start_stack
 
     values = {
         "--gpus": gpus,
@@ -58,7 +58,11 @@ def up(
     typer.echo(f"Web UI:   {stack.temporal_ui}")
     typer.echo(f"Temporal: {stack.temporal_address}")
     typer.echo(f"Ray:      {stack.ray_address}")
-    typer.echo(f"Next:     relax-infer run quickstart{said_home(home)}")
+    if running := runs_that_go_on(home):
+        typer.echo(f"Goes on:  {', '.join(running)}")
+        typer.echo(f"Next:     relax-infer status {running[0]} --watch{said_home(home)}")
+    else:
+        typer.echo(f"Next:     relax-infer run quickstart{said_home(home)}")
 
 
 @app.command(epilog=epilog("down"))

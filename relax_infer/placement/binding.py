@@ -30,6 +30,7 @@ Strategy = Literal["PACK", "STRICT_PACK"]
 Bundle = Mapping[str, float]
 """What Ray reserves for one: resource → amount."""
 Check = Callable[[list[BundleBinding]], Awaitable[None]]
+Tell = Callable[[str], object]
 Rows = dict[str, list[BundleBinding]]
 """By pool."""
 Made = list["asyncio.Future[PlacementGroup]"]
@@ -49,7 +50,10 @@ _late: set["asyncio.Future[None]"] = set()
 
 
 async def bind_plan(
-    run: str, plan: InferencePlacementPlan, timeout: float
+    run: str,
+    plan: InferencePlacementPlan,
+    timeout: float,
+    tell: Tell | None = None,
 ) -> dict[str, list[BundleBinding]]:
     """Make or find every pool of a plan, and prove that the devices fit the plan.
 
@@ -57,6 +61,7 @@ async def bind_plan(
         run: run id.
         plan: each of its pools is a detached placement group of one GPU and one CPU per bundle.
         timeout: seconds for everything.
+        tell: is told, again and again, whose GPUs are waited for, and for how long at most.
 
     Returns:
         For each pool one row per bundle, in the order that the plan counts in.
@@ -83,14 +88,15 @@ async def bind_plan(
     loop = asyncio.get_running_loop()
     begun = loop.time()
     try:
-        rows = await _bind(run, wanted, timeout, check=fits)
+        rows = await _bind(run, wanted, timeout, check=fits, tell=tell)
     except PlacementError:
         there = [await asked(find_pool, run, pool) for pool in sizes]
         pinned = None if any(there) else await _pinned(plan)
         left = timeout - (loop.time() - begun)
         if pinned is None or left <= 0:
             raise
-        rows = await _bind(run, {pool: pinned[pool] for pool in wanted}, left, check=fits)
+        again = {pool: pinned[pool] for pool in wanted}
+        rows = await _bind(run, again, left, check=fits, tell=tell)
     return {pool: rows[pool] for pool in sizes}
 
 
@@ -163,6 +169,7 @@ async def _bind(
     timeout: float,
     strategy: Strategy = "PACK",
     check: Callable[[Rows], Awaitable[None]] | None = None,
+    tell: Tell | None = None,
 ) -> Rows:
     """Rows of every pool, once ``check`` is content with them."""
     known = isinstance(timeout, int | float) and not isinstance(timeout, bool)
@@ -176,7 +183,7 @@ async def _bind(
     try:
         groups = await _make_or_find(run, wanted, made, strategy, deadline)
         for pool, group in groups.items():
-            await _placed(run, pool, group, wanted, deadline, strategy)
+            await _placed(run, pool, group, wanted, deadline, strategy, tell)
         probes = (_probe(pool_name(run, p), group, deadline) for p, group in groups.items())
         found = dict(zip(groups, await _all_or_none(probes), strict=True))
         await _known(run, found, deadline)
@@ -195,8 +202,7 @@ async def _bind(
 def in_order(rows: list[BundleBinding]) -> list[BundleBinding]:
     """The order that plans count in: whole nodes before nodes of which there is a part only.
 
-    Ray's own bundle numbers say nothing about nodes, and a plan begins an engine over nodes at a
-    multiple of a node's GPUs.
+    Ray's bundle numbers say nothing about nodes; a plan begins an engine over nodes at a multiple.
     """
     there: dict[str, int] = {}
     for row in rows:
@@ -224,7 +230,7 @@ async def _make_or_find(
             lasts = await asked(is_detached, identity, deadline=deadline)
             _adopt(run, pool, group, sizes[pool], table[identity], lasts)
     if None in found.values():
-        lacking = await asked(_never_fits, wanted, strategy, deadline=deadline)
+        lacking = await asked(_lacks, wanted.values(), strategy, True, deadline=deadline)
         if lacking:
             raise PermanentError(
                 f"run {run} needs {_told(sizes)}: {lacking}",
@@ -291,6 +297,7 @@ async def _placed(
     wanted: Mapping[str, Sequence[Bundle]],
     deadline: float,
     strategy: Strategy = "PACK",
+    tell: Tell | None = None,
 ) -> None:
     """Wait for Ray to reserve the bundles; say what is missing if they cannot come or are late."""
     identity, loop = group.id.hex(), asyncio.get_running_loop()
@@ -306,15 +313,18 @@ async def _placed(
             raise TransientError(f"{name} was removed while it was being placed.")
         if loop.time() > look:
             look = loop.time() + _LOOK
-            if lacking := await asked(_never_fits, wanted, strategy, deadline=deadline):
+            if lacking := await asked(_lacks, wanted.values(), strategy, True, deadline=deadline):
                 raise TransientError(
                     f"Ray could not place the pools of run {run} ({_told(sizes)}): the cluster has"
                     f" become too small. {lacking}",
                     cure="A node was lost: look at `ray status`.",
                 )
+            if tell is not None:
+                left = max(0.0, deadline - loop.time())
+                lacking = await asked(_lacks, [wanted[pool]], strategy, False, deadline=deadline)
+                tell(f"waits up to {left:.0f} s more: {lacking or 'Ray is placing it'}")
         if loop.time() > deadline:
-            nodes = await asked(living_nodes, deadline=deadline)
-            lacking = shortage_of([wanted[pool]], nodes, on_one_node=strategy == "STRICT_PACK")
+            lacking = await asked(_lacks, [wanted[pool]], strategy, False, deadline=deadline)
             raise PermanentError(
                 f"Ray could not place {name} in time, it is {state}:"
                 f" {lacking or 'there would be room by now.'}",
@@ -324,9 +334,9 @@ async def _placed(
         await asyncio.sleep(_POLL)
 
 
-def _never_fits(wanted: Mapping[str, Sequence[Bundle]], strategy: Strategy) -> str | None:
-    idle = [node.idle() for node in living_nodes()]
-    return shortage_of(wanted.values(), idle, on_one_node=strategy == "STRICT_PACK")
+def _lacks(pools: Iterable[Sequence[Bundle]], strategy: Strategy, ever: bool) -> str | None:
+    nodes = [node.idle() if ever else node for node in living_nodes()]
+    return shortage_of(pools, nodes, on_one_node=strategy == "STRICT_PACK")
 
 
 async def _probe(name: str, group: "PlacementGroup", deadline: float) -> list[BundleBinding]:

@@ -164,15 +164,16 @@ async def standing_pool(run: RunRef, pool: str, who: str) -> StandingPool:
     except asyncio.CancelledError:
         if not task.cancelled():
             raise
-        why = "The run has just let go of it."
+        why, cure = "The run has just let go of it.", ""
     except TimeoutError:
-        why = f"It is at work since {WAIT_SECONDS:g} s or more."
+        why = f"It is being made again, for {WAIT_SECONDS:g} s or more."
+        cure = "Is every node of the cluster back (`ray status`)?"
     except (PermanentError, TransientError) as error:
-        why = str(error)
+        why, cure = error.message, error.cure
     raise UnconfirmedError(
-        f"Ray has lost placement group {pool} of run {run.run}, and it is not there again yet:"
-        f" {who} cannot be reached or looked for. {why}",
-        cure="Is every node of the cluster back (`ray status`)? Each probe tries it again.",
+        f"Ray has lost placement group {pool} of run {run.run}: {who} cannot be reached or looked"
+        f" for. {why}",
+        cure=f"{cure} Each probe tries it again.".strip(),
     )
 
 

@@ -221,6 +221,16 @@ def test_what_is_not_there_is_refused_with_what_is(command: Command, words: list
     assert ended.stdout == ""
 
 
+@pytest.mark.usefixtures("logs")
+def test_a_run_that_there_is_not_is_answered_with_those_that_there_are(
+    command: Command, home: Path
+):
+    recipe = home / "store" / "run-1" / "recipe.json"
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    recipe.touch()
+    assert f"The runs in {home} are run-1." in command("logs", "nosuch").stderr
+
+
 def test_times_and_texts_are_read_as_each_program_writes_them():
     assert time_of("no time") is None
     assert time_of("[2026-99-99 10:00:00] nonsense") is None

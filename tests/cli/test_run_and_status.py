@@ -1,6 +1,9 @@
 """``run`` and ``status`` over the scripted world, on a real Temporal server."""
 
 import json
+import re
+import shlex
+import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -9,10 +12,11 @@ from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
 from relax_infer.cli import app
-from tests.cli.conftest import Command, Temporal, Watching, eventually, stack_record
+from tests.cli.conftest import TEMPORAL, Command, Temporal, Watching, eventually, stack_record
 from tests.workflows.scripted_world import ScriptedWorld
 
 DONE = "run-done"
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +86,18 @@ def test_a_used_id_is_refused(remote: Command, done_run: str):
     assert ended.exit_code == 2
     assert f"The run id {done_run} was used before" in ended.stderr
     assert "Choose another --run-id" in ended.stderr
+
+
+def test_temporals_own_tool_refuses_a_used_id_as_the_readme_has_it_typed(
+    done_run: str, temporal: Temporal
+):
+    line = re.search(r"^temporal (workflow start .*?)\ntemporal ", README, re.DOTALL | re.MULTILINE)
+    assert line is not None
+    words = shlex.split(line[1].replace("\\\n", " ").replace("run-2", done_run))
+    typed = [TEMPORAL, *words, "--address", temporal.address]
+    ended = subprocess.run(typed, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "already" in ended.stderr
 
 
 def test_an_id_of_something_else_is_refused(remote: Command, temporal: Temporal, run_id: str):

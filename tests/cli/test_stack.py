@@ -52,8 +52,9 @@ async def open_runs(client: Client) -> list[str]:
 
 
 def test_up_passes_its_options_on_and_says_where_everything_is(
-    command: Command, calls: Calls, home: Path
+    command: Command, temporal: Temporal, calls: Calls, home: Path
 ):
+    eventually(lambda: not temporal.do(open_runs))
     ended = command("up", "--gpus", "4", "--memory-gib", "6", "--no-worker", "--ui-port", "8080")
     assert ended.exit_code == 0, ended.output
     options = ["--gpus", "4", "--memory-gib", "6.0", "--ui-port", "8080", "--no-worker"]
@@ -63,9 +64,26 @@ def test_up_passes_its_options_on_and_says_where_everything_is(
     assert "Next:     relax-infer run quickstart\n" in ended.stdout
 
 
-def test_up_elsewhere_says_the_next_command_with_that_home(
-    command: Command, calls: Calls, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+def test_up_says_which_runs_go_on(
+    command: Command, temporal: Temporal, calls: Calls, run_id: str, home: Path
 ):
+    async def start(client: Client) -> None:
+        await client.start_workflow("TrainingRun", {}, id=run_id, task_queue="nobody")
+
+    temporal.do(start)
+    eventually(lambda: temporal.do(open_runs) == [run_id])
+    ended = command("up")
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.endswith(
+        f"Goes on:  {run_id}\nNext:     relax-infer status {run_id} --watch\n"
+    )
+    temporal.do(lambda client: client.get_workflow_handle(run_id).terminate())
+
+
+def test_up_elsewhere_says_the_next_command_with_that_home(
+    command: Command, temporal: Temporal, calls: Calls, tmp_path: Path
+):
+    eventually(lambda: not temporal.do(open_runs))
     other = tmp_path / "an other"
     ended = command("up", "--home", str(other))
     assert ended.exit_code == 0, ended.output
@@ -110,6 +128,7 @@ def test_run_starts_a_stack_with_the_recipes_gpus_runs_and_ends_it(
     assert page in ended.stdout.splitlines()
     assert calls()[0] == ["up", "--home", str(home), "--at-least", "2", "--memory-gib", "1.0"]
     assert calls()[1:] == [["down", "--home", str(home)]]
+    assert "The local stack stays up" not in ended.stdout
 
 
 def test_down_waits_for_other_runs(

@@ -6,6 +6,8 @@ from relax_infer.cli._glance import Glance
 from relax_infer.cli._history import Told
 from relax_infer.cli._steps import gave_up
 from relax_infer.cli._view import finished_line
+from relax_infer.contracts.engines import GroupSnapshot, ReplicaReport
+from relax_infer.contracts.lease import LeaseStatus, RoleLease
 from relax_infer.contracts.refs import WeightsRef
 from relax_infer.contracts.run import (
     Evaluation,
@@ -17,7 +19,7 @@ from relax_infer.contracts.run import (
     StepResult,
     more_than_accuracy,
 )
-from relax_infer.machines import RunState, StepPhase
+from relax_infer.machines import GroupState, LeaseState, ReplicaState, RunState, StepPhase
 
 MANY = SetEvaluation(name="many", problems=16, samples=8, accuracy=0.25, pass_at={1: 0.25, 8: 0.75})
 EVALUATION = Evaluation(
@@ -108,3 +110,42 @@ def test_a_step_that_was_ended_from_outside_is_not_at_work_and_names_what_tries_
     assert not any("Waits since" in note or "At work" in note for note in found.notes)
     assert "Again: relax-infer step retry run-1 4 --who NAME --why TEXT" in found.cures
     assert found.code is Code.BLOCKED
+
+
+def test_a_reason_is_said_once_though_lease_group_and_replica_all_have_it():
+    lost = "policy/replica-0: the placement group is lost. Bring its GPUs back."
+    replica = ReplicaReport(
+        replica=0, engine_id="policy/replica-0", state=ReplicaState.FAILED, error=lost
+    )
+    other = ReplicaReport(
+        replica=1, engine_id="policy/replica-1", state=ReplicaState.FAILED, error="it is gone"
+    )
+    group = GroupSnapshot(
+        role="rollout",
+        model="policy",
+        state=GroupState.BLOCKED,
+        weight_source="ACTOR",
+        replicas=(replica, other),
+        stuck=f"{lost}; it is gone",
+    )
+    lease = LeaseStatus(
+        pool="default",
+        fence_counter=4,
+        roles={"rollout": RoleLease(state=LeaseState.BLOCKED, reason=f"onload: {lost}")},
+        batch=None,
+        holder="rollout",
+    )
+    run = RunStatus(
+        run="run-1", state=RunState.RUNNING, doing="step 4", step=3, target=9, weight_version=3
+    )
+    told = Told(began=1.0, ended=None, entered=[(StepPhase.TRAINING, 2.0)], closed=None, error=None)
+    glance = Glance(run, lease=lease, groups=(group,))
+    found = explain(Evidence("run-1", 4, 60.0, glance=glance, told=told))
+    assert sum(lost in note for note in found.notes) == 1
+    assert "rollout policy/replica-0 is FAILED: as said above." in found.notes
+    assert "rollout policy/replica-1 is FAILED: it is gone." in found.notes
+    assert not any(note.startswith("rollout policy:") for note in found.notes)
+    assert not any(".." in note for note in found.notes)
+    assert "The lease looks again by itself; what its reason asks for may be done at once." in (
+        found.cures
+    )

@@ -119,3 +119,12 @@ def test_temporals_own_tool_has_the_command_and_its_options(page: str, command: 
     assert f"temporal {' '.join(name)} " in shown or "Available Commands" not in shown
     for option in (w for w in words if w.startswith("--")):
         assert re.search(rf"{re.escape(option.partition('=')[0])}\b", shown), option
+
+
+def test_a_run_that_is_started_as_written_is_a_new_one_or_a_failure():
+    """Else Temporal's tool says the id of the run that is there, and that all is well."""
+    starts = [command for _, command in typed("temporal") if command.startswith("workflow start")]
+    assert len(starts) >= 2
+    for command in starts:
+        assert "--fail-existing" in command
+        assert "--id-reuse-policy RejectDuplicate" in command

@@ -49,7 +49,7 @@ def start_as_typed(stack: Stack, run: str, document: dict[str, Any]) -> None:
     """A TrainingRun under this id, by Temporal's own command line."""
     subprocess.run(
         ["temporal", "workflow", "start", "--type", "TrainingRun", "--task-queue", "relax",
-         "--workflow-id", run, "--id-reuse-policy", "RejectDuplicate",
+         "--workflow-id", run, "--fail-existing", "--id-reuse-policy", "RejectDuplicate",
          "--input", json.dumps(document)],
         env=stack.environment(),
         check=True,

@@ -116,7 +116,7 @@ async def test_who_cannot_wait_is_told_and_the_next_one_finds_it(
     await release_pools(ref.run)
     with monkeypatch.context() as patched:
         patched.setattr(standing, "WAIT_SECONDS", 0.01)
-        with pytest.raises(UnconfirmedError, match="It is at work since"):
+        with pytest.raises(UnconfirmedError, match="It is being made again"):
             await need(ref)
         asked = asyncio.create_task(need(ref))
         await asyncio.sleep(0)

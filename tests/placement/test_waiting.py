@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,18 @@ async def test_a_group_that_comes_is_waited_for(cluster: SimpleNamespace) -> Non
     cluster.states = ["PENDING", "RESCHEDULING", "PENDING", "CREATED"]
     await wait(3600)
     assert cluster.states == ["CREATED"]
+
+
+async def test_who_waits_is_told_for_whom_and_how_long(cluster: SimpleNamespace) -> None:
+    cluster.states = ["PENDING", "PENDING", "PENDING", "CREATED"]
+    cluster.nodes = [BUSY, node("2")]
+    said: list[str] = []
+    deadline = asyncio.get_running_loop().time() + 3600
+    wanted = {"pool": binding.alike(16)}
+    await binding._placed("run", "pool", GROUP, wanted, deadline, "PACK", said.append)
+    assert said
+    assert all(re.match(r"waits up to 3\d\d\d s more: bundles 8 to 15 of 16", s) for s in said)
+    assert "held by relax-other.pool" in said[-1]
 
 
 async def test_a_node_that_is_lost_meanwhile_ends_the_wait(cluster: SimpleNamespace) -> None:

@@ -36,7 +36,9 @@ async def test_where_the_recipe_wants_it_the_run_pauses_with_the_reason(working:
         handle = await start(client, steps=2)
         await until(lambda: paused(handle))
         seen = await status(handle)
-        assert seen.doing == f"is paused (step 1: {WORDS}); `relax-infer resume` goes on"
+        assert (
+            seen.doing == f"is paused (step 1: {WORDS}); `relax-infer resume {handle.id}` goes on"
+        )
         assert sorted(world.ledger) == [1]
         await handle.execute_update("resume", result_type=RunStatus)
         done = await handle.result()
