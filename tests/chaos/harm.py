@@ -11,6 +11,7 @@ from temporalio.client import Client
 
 from relax_infer.contracts.recovery import RecoveryResult
 from relax_infer.engines import ReplicaDescription, host_processes
+from tests.chaos.held import nobody_held_beside_another
 from tests.e2e.looking import RunFiles, lease_status, until
 
 
@@ -122,8 +123,9 @@ def who_answered(files: RunFiles) -> list[tuple[float, float, str]]:
     return sorted((min(times), max(times), phase) for phase, times in spans.items())
 
 
-def nobody_answered_beside_another(files: RunFiles) -> None:
-    """The first promise, as the engines saw it: phases of different roles never overlap."""
+def nobody_was_beside_another(files: RunFiles) -> None:
+    """The first promise, as the engines' requests show it, and as every holder's own lines do."""
+    nobody_held_beside_another(files.folder.parents[1], files.ref.run)
     spans = who_answered(files)
     for (_, ended, before), (began, _, after) in itertools.pairwise(spans):
         assert ended <= began, f"{after} began {ended - began:.3f} s before {before} had ended"

@@ -22,7 +22,7 @@ from tests.chaos.harm import (
     healed,
     kill,
     lease_since,
-    nobody_answered_beside_another,
+    nobody_was_beside_another,
     nothing_is_left,
 )
 from tests.e2e.looking import (
@@ -83,7 +83,7 @@ async def test_an_engine_hurt_at_work_is_rebuilt_and_its_step_goes_on(
     done = await finish(handle)
     assert done.state is RunState.DONE
     whole(files, len(UNDER_LOAD))
-    nobody_answered_beside_another(files)
+    nobody_was_beside_another(files)
     records = [files.record(step) for step in range(1, len(UNDER_LOAD) + 1)]
     assert {trace.workflow for each in records for trace in each.recoveries} == recoveries
 
@@ -134,7 +134,7 @@ async def test_an_engine_hurt_asleep_is_launched_again_when_it_is_needed(
     done = await finish(handle)
     assert done.state is RunState.DONE
     whole(files, 3)
-    nobody_answered_beside_another(files)
+    nobody_was_beside_another(files)
 
 
 async def onload_since(client: Client, run: str, role: str, at: float) -> float:
@@ -233,4 +233,4 @@ async def worker_dies(
     done = await finish(handle)
     assert done.state is RunState.DONE
     whole(files, 2)
-    nobody_answered_beside_another(files)
+    nobody_was_beside_another(files)

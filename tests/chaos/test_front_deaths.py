@@ -12,7 +12,7 @@ from temporalio.client import Client
 
 from relax_infer.gateway.front import Front
 from relax_infer.machines import RunState
-from tests.chaos.harm import TABLE, Healing, lease_since, nobody_answered_beside_another
+from tests.chaos.harm import TABLE, Healing, lease_since, nobody_was_beside_another
 from tests.chaos.test_engine_deaths import OVERRIDES, under_way, whole
 from tests.e2e.looking import RunFiles, finish, start, step_status, until
 from workers.local import Stack
@@ -47,7 +47,7 @@ async def test_a_dead_router_or_gateway_is_started_again_and_given_what_it_knew(
     done = await finish(handle)
     assert done.state is RunState.DONE
     whole(files, 2)
-    nobody_answered_beside_another(files)
+    nobody_was_beside_another(files)
 
 
 async def killed(client: Client, run: str, part: str, when: str) -> Healing:

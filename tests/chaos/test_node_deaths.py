@@ -24,7 +24,7 @@ from tests.chaos.harm import (
     describe,
     healed,
     lease_since,
-    nobody_answered_beside_another,
+    nobody_was_beside_another,
     nothing_is_left,
 )
 from tests.chaos.nodes import PretendedNode
@@ -109,7 +109,7 @@ async def test_a_lost_follower_and_nodes_that_come_back_cost_no_person_and_no_ba
     await node_goes_and_comes(cluster, run, engines=True)
     await until(lambda: over(handle), 500, "the end of the run")
     whole(files, 4)
-    nobody_answered_beside_another(files)
+    nobody_was_beside_another(files)
 
 
 async def node_goes_and_comes(cluster: Cluster, run: str, *, engines: bool) -> None:
@@ -170,7 +170,7 @@ async def test_a_node_that_never_comes_back_is_left_out_on_a_person_s_word(clust
     )
     await until(lambda: over(handle), 500, "the end of the run")
     whole(files, 2)
-    nobody_answered_beside_another(files)
+    nobody_was_beside_another(files)
 
 
 async def kill_follower(run: str, doing: str) -> Wound:

@@ -13,7 +13,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from relax_infer.contracts.run import RunStatus
-from tests.chaos.harm import TABLE, Healing, lease_since, nobody_answered_beside_another
+from tests.chaos.harm import TABLE, Healing, lease_since, nobody_was_beside_another
 from tests.chaos.test_engine_deaths import OVERRIDES, under_way, whole
 from tests.e2e.conftest import fresh_stack
 from tests.e2e.looking import Handle, RunFiles, finish, start, status, step_status, until
@@ -64,7 +64,7 @@ async def test_a_stack_that_is_brought_up_again_goes_on_with_its_runs():
         done = await finish(handle)
         assert done.step == STEPS
         whole(files, STEPS)
-        nobody_answered_beside_another(files)
+        nobody_was_beside_another(files)
 
 
 def take_down(stack: Stack) -> None:
