@@ -35,24 +35,27 @@ class EngineControl:
     async def open(self, token: FenceToken) -> None:
         await self._json("POST", "/_fence/open", token=token)
 
-    async def close(self, token: FenceToken, drain_for: float = 0.0) -> None:
+    async def close(self, token: FenceToken, drain_for: float = 0.0, timeout: float = 60.0) -> None:
         """Admit nobody and abort what runs: at once, or what is left in ``drain_for`` seconds. It
         may take a moment to end."""
         query = {"mode": "drain", "deadline": f"{drain_for:g}"} if drain_for > 0 else None
-        await self._json("POST", "/_fence/close", query=query, token=token)
+        await self._json("POST", "/_fence/close", query=query, token=token, timeout=timeout)
 
-    async def confirm_drained(self, token: FenceToken) -> None:
+    async def confirm_drained(self, token: FenceToken, timeout: float = 60.0) -> None:
         """Refused while anything is in flight, in the tokenizer's table or in the scheduler."""
-        await self._json("POST", "/_fence/confirm_drained", token=token)
+        await self._json("POST", "/_fence/confirm_drained", token=token, timeout=timeout)
 
     async def requests(self, prefix: str) -> list[str]:
         """Ids beginning with ``prefix`` of requests in the fence or in the engine."""
         return (await self._json("GET", "/_fence/requests", query={"prefix": prefix}))["rids"]
 
-    async def abort(self, prefix: str, token: FenceToken) -> list[str]:
+    async def abort(self, prefix: str, token: FenceToken, timeout: float = 60.0) -> list[str]:
         """Abort every request whose id begins with ``prefix``; they may take a moment to end."""
         query = {"prefix": prefix}
-        return (await self._json("POST", "/_fence/abort", query=query, token=token))["rids"]
+        answer = await self._json(
+            "POST", "/_fence/abort", query=query, token=token, timeout=timeout
+        )
+        return answer["rids"]
 
     async def alive(self) -> bool:
         status, _ = await self._call("GET", "/health", timeout=10)
@@ -66,9 +69,9 @@ class EngineControl:
     async def continue_generation(self, token: FenceToken) -> None:
         await self._json("POST", "/continue_generation", {}, token=token)
 
-    async def flush_cache(self) -> bool:
+    async def flush_cache(self, timeout: float = 60.0) -> bool:
         """False: the scheduler is busy."""
-        status, text = await self._call("POST", "/flush_cache")
+        status, text = await self._call("POST", "/flush_cache", timeout=timeout)
         if status not in (200, 400):
             raise PermanentError(f"/flush_cache on {self.socket} answered {status}: {text}")
         return status == 200

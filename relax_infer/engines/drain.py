@@ -10,6 +10,7 @@ from relax_infer.engines.control import EngineControl, OvertakenError
 
 _POLL = 0.05
 _POLITE_SECONDS = 2.0
+_LEAST = 1.0
 
 
 async def drain(
@@ -29,14 +30,14 @@ async def drain(
             since. Either way nothing may be released.
     """
     deadline = time.monotonic() + patience + timeout
-    await control.close(token, patience)
+    await control.close(token, patience, _left(deadline))
     while left := (await control.status())["inflight"]:
         await _again(control, deadline, f"{left} requests are in flight")
-    await control.pause(token, max(1.0, deadline - time.monotonic()))
-    while not await control.flush_cache():
-        await control.abort("", token)
+    await control.pause(token, _left(deadline))
+    while not await control.flush_cache(_left(deadline)):
+        await control.abort("", token, _left(deadline))
         await _again(control, deadline, "its scheduler is busy")
-    await confirm_drained(control, token, max(1.0, deadline - time.monotonic()))
+    await confirm_drained(control, token, _left(deadline))
 
 
 async def confirm_drained(control: EngineControl, token: FenceToken, timeout: float) -> None:
@@ -53,7 +54,7 @@ async def confirm_drained(control: EngineControl, token: FenceToken, timeout: fl
     deadline = time.monotonic() + timeout
     while True:
         try:
-            await control.confirm_drained(token)
+            await control.confirm_drained(token, _left(deadline))
         except OvertakenError:
             raise
         except PermanentError as busy:
@@ -69,7 +70,7 @@ async def close_before_end(control: EngineControl, token: FenceToken) -> None:
     """
     deadline = time.monotonic() + _POLITE_SECONDS
     try:
-        await control.close(token)
+        await control.close(token, timeout=_POLITE_SECONDS)
         while (await control.status())["inflight"]:
             await _again(control, deadline, "callers are waiting")
     except (UnconfirmedError, PermanentError):
@@ -95,6 +96,11 @@ async def settle(
         seen.update(left)
         await _again(control, deadline, f"aborted requests {left[:3]} are not gone")
     return len(seen)
+
+
+def _left(deadline: float) -> float:
+    """Seconds for one more call: a scheduler that stands still answers none."""
+    return max(_LEAST, deadline - time.monotonic())
 
 
 async def _again(control: EngineControl, deadline: float, why: str) -> None:

@@ -5,6 +5,7 @@ The engine is real; what goes wrong is done to its processes, or to its answers 
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -174,3 +175,20 @@ async def test_a_request_that_never_ends_releases_nothing_and_ends_with_its_engi
         await asyncio.gather(wedged, return_exceptions=True)
     url = await engine.ready(0)
     assert (await generate(url, "again", tokens=3))[0] == 200
+
+
+@pytest.mark.wide
+async def test_a_frozen_scheduler_with_nothing_in_it_costs_no_more_than_a_drain(engine):
+    """Each call waits for what is left of the drain's time, and not for a minute of its own."""
+    await engine.ready(0)
+    pids = (await engine.actor.describe()).pids
+    engine.spec = engine.spec.model_copy(update={"drain_timeout": 3.0})
+    engine.actor._replica.spec = engine.spec
+    os.kill(await scheduler_of(engine), signal.SIGSTOP)
+    try:
+        outcome = await engine.operate("offload")
+        assert outcome.report.state is ReplicaState.FAILED
+        assert re.search(r"no answer within [123](\.\d+)? s", outcome.report.error or "")
+        await ends_by_proof(engine, pids)
+    finally:
+        engine.spec = engine.spec.model_copy(update={"drain_timeout": 120.0})

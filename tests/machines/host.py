@@ -117,7 +117,7 @@ class _Host:
         self._admit(token)
         self.gate = True
 
-    async def close(self, token: FenceToken) -> None:
+    async def close(self, token: FenceToken, drain_for: float = 0.0, timeout: float = 60.0) -> None:
         self._admit(token)
         self.gate = False
 
