@@ -187,10 +187,10 @@ class GroupBook:
     def settle_stop(self, report: GroupReport) -> None:
         for fresh in report.replicas:
             if self.replicas[fresh.replica].state is ReplicaState.STOPPING:
-                gone = fresh.state is ReplicaState.DEAD
+                gone = fresh.state is ReplicaState.DEAD and has_let_go(fresh)
                 event = ReplicaEvent.RELEASE_PROVED if gone else ReplicaEvent.STOP_UNCONFIRMED
                 self._advance(fresh.replica, event, fresh)
-            elif fresh.state is not ReplicaState.DEAD:
+            elif fresh.state is not ReplicaState.DEAD or not has_let_go(fresh):
                 self.lose(fresh)
 
     def let_go(self, report: GroupReport) -> bool:

@@ -108,7 +108,9 @@ class ReplicaRecovery:
         """Stop what lives on the replica's host; True when a second look finds nothing of it."""
         try:
             report = await self._operate(STOP_ENGINES, "stop")
-            self._need(report, ReplicaState.DEAD)
+            stopped = self._need(report, ReplicaState.DEAD)
+            if stopped.error is not None:  # no process is left, and its memory is not back
+                raise fail("Unconfirmed", stopped.error)
             if self._state is RecoveryState.STOPPING:
                 await self._move(_E.STOPPED)
             looked = await PROBE_ENGINES(self._start.group, summary=f"look for {self._engine_id}")

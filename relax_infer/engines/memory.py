@@ -17,10 +17,12 @@ class NodeUse(Message):
     node: int
     devices: int
     at_launch: int | None
-    """Just before its server was started; None without a server."""
+    """Just before its server was started; None without one, or once it gave its memory back."""
     in_use: int | None
     after: int | None = None
     """Once it had let go."""
+    owing: str | None = None
+    """Where no process of its server is left: why its memory is not known to be back."""
 
 
 async def memory_in_use(bundles: Sequence[BundleBinding]) -> int | None:

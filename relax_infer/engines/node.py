@@ -43,6 +43,8 @@ class NodeReport(Message):
     """What is wrong with its server; None where it runs, or where there is none."""
     fence: FenceToken | None = None
     """Highest token that the node has seen."""
+    owes: bool = False
+    """Whether its last server is gone and nobody has seen its memory back."""
 
 
 class EngineNode:
@@ -66,6 +68,11 @@ class EngineNode:
     def holds(self) -> bool:
         """Whether something of it may be on this host."""
         return self.process is not None or bool(self.unrecorded)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the last server is gone and nobody has seen its memory back."""
+        return self.process is None and self._owed() is not None
 
     def left(self) -> str | None:
         """What is wrong with what it holds; None where nothing is."""
@@ -120,7 +127,7 @@ class EngineNode:
 
     async def end(self) -> NodeUse:
         """End every process of it and prove it; nothing where nothing is left. What no file is
-        about is ended by a person.
+        about is ended by a person. That its memory is back is told, not waited for.
 
         Raises:
             UnconfirmedError: it could not be proved; what is known of it stays.
@@ -129,7 +136,6 @@ class EngineNode:
         if self.process is None:
             await self._need_recorded()
             return use
-        owed = None
         if use.at_launch is not None:
             # Whoever is asked for the next launch may be another actor, which finds no holder.
             owed = OwedMemory(devices=self._devices, before=use.at_launch)
@@ -137,10 +143,8 @@ class EngineNode:
         await end_engine(self.process, self.spec, self.files)
         self.process = None
         await self._need_recorded()
-        after = (await self.memory()).in_use
-        if owed is not None:
-            self._given_back(owed, after)
-        return use.model_copy(update={"after": after})
+        now = await self.memory()
+        return use.model_copy(update={"after": now.in_use, "owing": now.owing})
 
     async def forget(self) -> None:
         """Take a person's word that nothing of it is left.
@@ -164,14 +168,22 @@ class EngineNode:
         self.process = None
 
     async def memory(self) -> NodeUse:
-        """Of its own devices, as they are now."""
+        """Of its own devices, as they are now. What its last server owes is forgotten once it is
+        seen to be back."""
         bundles = self.spec.node_bundles(self.replica, self.node)
-        return NodeUse(
+        use = NodeUse(
             node=self.node,
             devices=len(bundles),
             at_launch=self.process.holder.memory_before if self.process else None,
             in_use=await memory_in_use(bundles) if self.spec.device == "cuda" else None,
         )
+        if self.process is not None or (owed := self._owed()) is None:
+            return use
+        if use.in_use is not None and use.in_use <= self._allowed(owed):
+            self.files.remove_owed()
+            return use
+        told = self._owing(owed, use.in_use)
+        return use.model_copy(update={"at_launch": owed.before, "owing": told})
 
     async def _need_recorded(self) -> None:
         """That no file is there says nothing where something of the replica lives all the same: a
@@ -202,28 +214,29 @@ class EngineNode:
 
     async def _need_room(self) -> None:
         """That every process of an incarnation is gone does not say that its memory is free."""
-        owed = self._owed()
-        if owed is None or self._given_back(owed, in_use := (await self.memory()).in_use):
-            return
-        raise TransientError(
-            f"{self.name} is not started: its last server is gone and its devices still have"
-            f" {in_use} bytes in use, {self._allowed(owed)} allowed.",
-            cure="Look at nvidia-smi on its node for who holds them; if that is meant to be there,"
-            f" remove {self.files.owed_path}.",
-        )
+        if self.owes and (owing := (await self.memory()).owing) is not None:
+            raise TransientError(f"{self.name} is not started: {owing}")
 
     def _owed(self) -> OwedMemory | None:
         """Of the devices that it has now."""
         owed = self.files.owed()
         return owed if owed is not None and owed.devices == self._devices else None
 
-    def _given_back(self, owed: OwedMemory, in_use: int | None) -> bool:
-        """Whether nothing says that it was not; it is forgotten where something says it was."""
+    def _owing(self, owed: OwedMemory, in_use: int | None) -> str:
+        bundles = self.spec.node_bundles(self.replica, self.node)
+        where = f"GPU {', '.join(owed.devices)} of node {bundles[0].node_ip}"
+        path = self.files.owed_path
         if in_use is None:
-            return True
-        if back := in_use <= self._allowed(owed):
-            self.files.remove_owed()
-        return back
+            return (
+                f"its last server is gone, and nvidia-smi, which told what was in use on {where}"
+                f" before it was started, is not on PATH there any more. Put it back; if you have"
+                f" seen that its memory is free, remove {path} there."
+            )
+        return (
+            f"its last server is gone and {where} still has {in_use} bytes in use,"
+            f" {self._allowed(owed)} allowed. Look there with `nvidia-smi` for who holds them, and"
+            f" end it; if that is meant to be there, remove {path} there."
+        )
 
     def _allowed(self, owed: OwedMemory) -> int:
         return owed.before + self.spec.residual_memory * len(owed.devices)
@@ -243,6 +256,7 @@ class EngineNode:
                 pids=tuple(sorted(self._unrecorded_pids())),
                 lost=self.left(),
                 fence=fence,
+                owes=self.owes,
             )
         return NodeReport(
             node=self.node,

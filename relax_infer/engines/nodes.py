@@ -65,8 +65,15 @@ class ReplicaNodes:
         self._held = {0} if head.holds else set[int]()
         self._asked = not followers
         self._mark: str | None = None
+        self._owing = {0} if head.owes else set[int]()
+        """Nodes on which a server is gone whose memory nobody has seen back."""
         self._answered = dict[int, float]()
         self._uses = dict[int, NodeUse]()
+
+    @property
+    def owing(self) -> bool:
+        """Whether memory of a server that is gone is not known to be back."""
+        return bool(self._owing)
 
     @property
     def held(self) -> frozenset[int]:
@@ -86,6 +93,7 @@ class ReplicaNodes:
         reports = await _all(follower.report() for follower in self._followers)
         left = [report for report in reports if report.incarnation is not None]
         self._held.update(report.node for report in left)
+        self._owing.update(report.node for report in reports if report.owes)
         self._asked = True
         if not left:
             return None
@@ -152,6 +160,7 @@ class ReplicaNodes:
             await asyncio.shield(self.end(token))
             raise
         self._mark = launch.incarnation
+        self._owing.clear()  # each node has looked before it started
         self._answered = {f.node: time.monotonic() for f in self._followers}
         self.engine = self._head.process
 
@@ -199,10 +208,12 @@ class ReplicaNodes:
 
         async def end(node: int, ending: Awaitable[NodeUse]) -> None:
             try:
-                self._uses[node] = await ending
+                self._uses[node] = use = await ending
             except (PermanentError, TransientError) as error:
                 raise UnconfirmedError(f"Node {node} gave no proof: {error}") from error
             self._held.discard(node)
+            if use.owing is not None:
+                self._owing.add(node)
 
         # A follower that was never asked may hold something.
         followers = [f for f in self._followers if f.node in self._held or not self._asked]
@@ -218,6 +229,27 @@ class ReplicaNodes:
         uses = tuple(self._uses[node] for node in sorted(self._uses))
         self._uses.clear()
         return uses
+
+    async def given_back(self, patience: float) -> dict[int, int | None]:
+        """Wait until the memory of what was ended is seen to be back on every node, at most
+        ``patience`` seconds; bytes in use there, by node. Nodes that owe nothing are not asked.
+
+        Raises:
+            UnconfirmedError: on some it is not; the text says which devices, and what to do.
+        """
+        until = time.monotonic() + patience
+        found = dict[int, int | None]()
+        while self._owing:
+            nodes = [node for node in (self._head, *self._followers) if node.node in self._owing]
+            uses = await _all(node.memory() for node in nodes)
+            found.update((use.node, use.in_use) for use in uses)
+            self._owing = {use.node for use in uses if use.owing is not None}
+            if self._owing and time.monotonic() >= until:
+                told = (f"on node {use.node} {use.owing}" for use in uses if use.owing is not None)
+                raise UnconfirmedError(f"{self._head.name} has not let go: {'; '.join(told)}")
+            if self._owing:
+                await asyncio.sleep(_BETWEEN_LOOKS)
+        return found
 
     async def forget(self, token: FenceToken, *, ends_grant: bool = False) -> None:
         """Take a person's word for every node that can be asked, and does not show otherwise.
@@ -248,6 +280,7 @@ class ReplicaNodes:
         await _all((self._head.forget(), *(ask(f) for f in self._followers)))
         self.engine = None
         self._held.clear()
+        self._owing.clear()
         self._asked = True
 
     async def lost(self) -> str | None:

@@ -40,6 +40,8 @@ from relax_infer.machines import REPLICA, ReplicaEvent, ReplicaState
 _E = ReplicaEvent
 _DYING_SECONDS = 2.0
 """Between a killed server's closed socket and the end of its process."""
+_GIVE_BACK_SECONDS = 20.0
+"""For a driver to free the memory of processes that are gone."""
 
 
 class EngineReplica:
@@ -141,7 +143,7 @@ class EngineReplica:
             )
         await self.onload(op)
 
-    async def offload(self, op: EngineOperation) -> ReleaseEvidence:
+    async def offload(self, op: EngineOperation) -> ReleaseEvidence | None:
         """Let go of the GPUs and say on what evidence; what cannot be told raises.
 
         With kind ``restart`` it lets go by ending, and so does a replica that failed, since its
@@ -150,7 +152,7 @@ class EngineReplica:
         await self._notice_death()
         if self.state is ReplicaState.DEAD:
             self.error = None  # of the launch that failed; this operation did not
-            return self._evidence(op.fence, gone=True)
+            return await self._free(op)
         asleep = self.state is ReplicaState.SLEEPING
         by_ending = self.spec.offload == "restart" or self.state is ReplicaState.FAILED
         if not asleep:
@@ -166,12 +168,12 @@ class EngineReplica:
             self._advance(_E.RELEASE_CONFIRMED)
         return evidence
 
-    async def stop(self, op: EngineOperation) -> ReleaseEvidence:
+    async def stop(self, op: EngineOperation) -> ReleaseEvidence | None:
         """End every process of the replica and prove it."""
         await self._notice_death()
         if self.state is ReplicaState.DEAD:
             self.error = None  # of the launch that failed; this operation did not
-            return self._evidence(op.fence, gone=True)
+            return await self._free(op)
         self._advance(_E.STOP_STARTED)
         try:
             evidence = await self._gone(op)
@@ -200,7 +202,7 @@ class EngineReplica:
         self._forget_incarnation()
         self._advance(_E.RESOLVED_BY_OPERATOR)
 
-    async def _asleep_or_gone(self, op: EngineOperation) -> ReleaseEvidence:
+    async def _asleep_or_gone(self, op: EngineOperation) -> ReleaseEvidence | None:
         """A server that dies while it is asked to let go is released by proof instead."""
         try:
             return await self._asleep(op)
@@ -212,9 +214,9 @@ class EngineReplica:
                 raise
             return await self._gone(op)
 
-    async def _asleep(self, op: EngineOperation) -> ReleaseEvidence:
+    async def _asleep(self, op: EngineOperation) -> ReleaseEvidence | None:
         if self.engine is None:
-            return self._evidence(op.fence, gone=True)
+            return await self._free(op)
         before = await self.nodes.memory()
         await drain(self._control, op.fence, self.spec.drain_timeout)
         await self.resident.release(self._control, op.fence, self.spec.drain_timeout)
@@ -228,8 +230,26 @@ class EngineReplica:
             )
         return evidence
 
-    async def _gone(self, op: EngineOperation) -> ReleaseEvidence:
-        uses = await self._end(op.fence, ends_grant=op.ends_grant)
+    async def _gone(self, op: EngineOperation) -> ReleaseEvidence | None:
+        return await self._free(op, await self._end(op.fence, ends_grant=op.ends_grant))
+
+    async def _free(
+        self, op: EngineOperation, uses: Sequence[NodeUse] = ()
+    ) -> ReleaseEvidence | None:
+        """Evidence of a replica of which no process is left; none while its memory is not back.
+
+        Where its grant ends with ``op`` somebody else is granted the devices next, so that is
+        waited for. Where the grant goes on, its own next launch waits. After it ended here others
+        may have them, and what is in use there says nothing of this replica.
+
+        Raises:
+            UnconfirmedError: its memory did not come back.
+        """
+        if self.nodes.owing and not self.files.fence_memory().ended:
+            if not op.ends_grant:
+                return None
+            now = await self.nodes.given_back(_GIVE_BACK_SECONDS)
+            uses = [use.model_copy(update={"after": now.get(use.node, use.after)}) for use in uses]
         return self._evidence(op.fence, uses, self.spec.residual_memory, gone=True)
 
     async def settle(self, prefix: str, timeout: float, current: Callable[[], FenceToken]) -> int:

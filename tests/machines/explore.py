@@ -164,7 +164,8 @@ def check_state(config: Config, state: State) -> None:
         for engine in role.engines:
             if name == "trainer":
                 continue
-            if engine.gpu in HOLDING and not (REPLICA.holds(engine.state) or doubted):
+            gone = engine.gpu is Gpu.OWED and engine.state is ReplicaState.DEAD
+            if engine.gpu in HOLDING and not (REPLICA.holds(engine.state) or doubted or gone):
                 raise Violation(f"{name}: its engine holds and calls itself {engine.state}")
             if engine.state not in _ENGINE_RESTS:
                 raise Violation(f"{name}: its engine rests in {engine.state}")

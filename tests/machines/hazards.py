@@ -27,7 +27,9 @@ FAULTS = frozenset(
 """Events that spend the budget; an answer after a trouble does too."""
 LOST_LEASES = frozenset({"lease_lost", "unanswered"})
 """More of them, where a lease may be lost."""
-TROUBLES = ("launch", "load", "drain", "prove", "keep", "unreachable")
+TROUBLES = ("launch", "load", "drain", "prove", "keep", "owe", "unreachable")
+_NAMED = {"keep": "memory_not_freed", "owe": "memory_owed"}
+"""Those that happen only in searches about them, and by which name."""
 
 
 def carried_out(
@@ -117,7 +119,7 @@ def _of_call(config: Config, state: State, name: str, role: Role) -> list[Event]
 
 
 def _tried(config: Config, trouble: str) -> bool:
-    return trouble != "keep" or "memory_not_freed" in config.allow
+    return trouble not in _NAMED or _NAMED[trouble] in config.allow
 
 
 def _of_group(name: str, role: Role) -> list[Event]:

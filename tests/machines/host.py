@@ -21,6 +21,7 @@ from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
 from relax_infer.engines import closed_grants
 from relax_infer.engines.actor import EngineActor
 from relax_infer.engines.group import _told
+from relax_infer.engines.holder import OwedMemory
 from relax_infer.engines.node import EngineNode
 from relax_infer.engines.nodes import ReplicaNodes
 from relax_infer.engines.replica import EngineReplica
@@ -78,10 +79,21 @@ class _Host:
     def remove_holder(self) -> None:
         self.kind = ""
 
-    def owed(self) -> None:
-        """Nothing: its devices cannot tell what is in use."""
+    @property
+    def owed_path(self) -> str:
+        return "owed"
 
-    def remove_owed(self) -> None: ...
+    def owed(self) -> OwedMemory | None:
+        devices = tuple(each.device for each in SPEC.node_bundles(0, 0))
+        return OwedMemory(devices=devices, before=0) if self.gpu is Gpu.OWED else None
+
+    def remove_owed(self) -> None:
+        if self.gpu is Gpu.OWED:
+            self.gpu = Gpu.NONE
+
+    async def memory_in_use(self, bundles: object) -> int:
+        """What is owed comes back before anybody looks, unless that is the trouble."""
+        return SPEC.residual_memory + 1 if self.trouble == "owe" else 0
 
     def fence(self) -> FenceToken | None:
         return self.kept.seen
@@ -168,7 +180,8 @@ class _Host:
         if self.trouble == "prove" or (self.starting and self.trouble == "load"):
             self.gpu = Gpu.ORPHAN if self.gpu in HOLDING else Gpu.NONE
             raise UnconfirmedError("a process may be left")
-        self.gpu, self.kind, self.memory = Gpu.NONE, "", FenceMemory()
+        owed = self.trouble == "owe" and self.gpu in HOLDING
+        self.gpu, self.kind, self.memory = Gpu.OWED if owed else Gpu.NONE, "", FenceMemory()
 
     async def drain(self, _: object, token: FenceToken, timeout: float) -> None:
         await self.close(token)
@@ -176,7 +189,7 @@ class _Host:
             raise UnconfirmedError("requests did not end")
 
     def find_processes(self, *_: object) -> tuple[Any, ...]:
-        left = self.gpu is not Gpu.NONE
+        left = self.gpu not in (Gpu.NONE, Gpu.OWED)
         return (SimpleNamespace(stamp=SimpleNamespace(pid=7)),) if left else ()
 
 
@@ -193,6 +206,7 @@ def _on(host: _Host) -> Iterator[None]:
             close_before_end=nothing,
             confirm_drained=nothing,
             _DYING_SECONDS=0.0,
+            _GIVE_BACK_SECONDS=0.0,
         ),
         replaced(actor_module, asyncio=SimpleNamespace(to_thread=_inline, Lock=asyncio.Lock)),
         replaced(nodes_module, wait_for_answer=host.answers),
@@ -203,6 +217,7 @@ def _on(host: _Host) -> Iterator[None]:
             end_engine=host.end,
             find_processes=host.find_processes,
             find_unrecorded_of=lambda *_: [],
+            memory_in_use=host.memory_in_use,
             EngineProcess=host.found,
             HolderFiles=lambda *_, **__: host,
             asyncio=SimpleNamespace(to_thread=_inline),
@@ -264,8 +279,8 @@ def operate(
 ) -> tuple[Engine, Report]:
     """The engine after the real actor carried out ``kind``, and what it reports.
 
-    ``trouble`` is where the host fails: launch, load, drain, keep (memory) or prove;
-    "" nowhere.
+    ``trouble`` is where the host fails: launch, load, drain, keep (memory), prove, or owe (no
+    process is left and the driver has not freed its memory); "" nowhere.
     """
     host = _Host(engine, trouble)
     actor: Any = _actor(engine, host)

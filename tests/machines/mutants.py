@@ -98,6 +98,11 @@ ONE_WAY = {
     "what-a-lost-lease-left-is-only-looked-at": LOST_LEASE,
     "a-lease-begins-anew-while-roles-are-gone": LOST_LEASE,
     "a-word-ends-one-grant-alone": _lost("late"),
+    "what-is-gone-lets-go-before-its-memory-is-back": Config(
+        roles=_TWO,
+        allow=frozenset({"memory_owed"}),
+        only=frozenset({"answer", "server_dies"}),
+    ),
     "a-person-s-word-does-not-reach-a-stop": Config(
         roles=_TWO, only=frozenset({"answer"}), without=frozenset({"again"})
     ),
@@ -331,6 +336,10 @@ async def _trusts_a_failed_engine(self: Any, op: Any) -> Any:
     return self._evidence(op.fence, gone=True)
 
 
+async def _asks_no_driver(self: Any, op: Any, uses: Any = ()) -> Any:
+    return self._evidence(op.fence, uses, gone=True)
+
+
 def _one_speaks_for_all(self: GroupBook, report: Any) -> None:
     up = any(r.state is R.READY for r in report.replicas)
     told = [r.model_copy(update={"state": R.READY}) if up else r for r in report.replicas]
@@ -438,6 +447,9 @@ ENGINE_GUARDS: dict[str, Mutate] = {
     "actor-does-not-look-for-what-was-left": ignored(host._Host, "holder"),
     "killed-without-proof": replaced(host._Host, "end", _end_without_proof),
     "failed-engine-is-taken-at-its-word": replaced(EngineReplica, "_gone", _trusts_a_failed_engine),
+    "what-is-gone-lets-go-before-its-memory-is-back": replaced(
+        EngineReplica, "_free", _asks_no_driver
+    ),
     "partial-onload-is-ready": replaced(Resident, "resume", _partial_is_ready),
     "failed-onload-changes-no-state": ignored(EngineReplica, "_fail"),
     "death-is-not-noticed": replaced(EngineReplica, "_notice_death", _nothing),

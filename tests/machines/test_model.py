@@ -173,6 +173,10 @@ def test_without_faults_there_is_one_way_and_it_ends_well():
             Config(roles=THREE, allow=frozenset({"memory_not_freed"})),
             id="the-evidence-of-a-late-release-is-read",
         ),
+        pytest.param(
+            Config(roles=TWO, allow=frozenset({"memory_owed"})),
+            id="what-is-gone-lets-go-once-its-memory-is-back",
+        ),
     ],
 )
 def test_the_rules_hold_also_where_they_once_did_not(config: Config):

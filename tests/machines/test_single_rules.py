@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from relax_infer.contracts.engines import GroupSnapshot
+from relax_infer.contracts.engines import GroupReport, GroupSnapshot
 from relax_infer.machines import GroupState, ReplicaState
 from tests.machines.groups import Work, advance
 from tests.machines.host import operate
+from tests.machines.recoveries import course
 from tests.machines.trainer import lose_trainer, trainer_look, trainer_operate, trainer_train
-from tests.machines.values import Engine, Gpu, Group, Report, Token, run
+from tests.machines.values import SPEC, Engine, Gpu, Group, Recovery, Report, Token, run
+from workflows._group_book import GroupBook
 from workflows._role_groups import RoleGroups
 from workflows.inference_role import InferenceRole
 
@@ -24,6 +26,29 @@ def test_a_stop_ends_the_token_where_a_launch_failed():
     engine, report = operate(engine, "stop", _TOKEN, "")
     assert report.state is ReplicaState.DEAD
     assert engine.ended
+
+
+def test_a_recovery_s_proof_waits_for_the_memory_of_what_is_gone():
+    """Its processes are gone; what it says to a stop that ends its grant is that it owes."""
+    gone = Report(ReplicaState.DEAD, _TOKEN)
+    owing = gone._replace(error=True)
+    begun = Recovery(0, _TOKEN, rebuild=False)
+    blocked = course(begun._replace(results=((owing,),)))
+    assert blocked.blocked
+    assert blocked.result is None
+    proved = course(begun._replace(results=((gone,), (gone,))))
+    assert proved.result is not None
+
+
+def test_a_stopped_replica_that_owes_its_memory_is_in_doubt():
+    book = GroupBook(SPEC)
+    book.state = GroupState.SLEEPING
+    asleep = Report(ReplicaState.SLEEPING, _TOKEN)
+    book.replicas = {0: asleep.real(0)}
+    book.begin_stop()
+    owing = Report(ReplicaState.DEAD, _TOKEN, error=True).real(0)
+    book.settle_stop(GroupReport(replicas=(owing,)))
+    assert book.failed == (0,)
 
 
 def test_a_probe_looks_at_what_was_given_up():

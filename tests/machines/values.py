@@ -68,9 +68,11 @@ class Gpu(StrEnum):
     """A server with all of it."""
     ORPHAN = "ORPHAN"
     """The server is dead; something of it still holds memory."""
+    OWED = "OWED"
+    """No process of it is left; the driver has not freed its memory."""
 
 
-HOLDING = frozenset({Gpu.PARTIAL, Gpu.FULL, Gpu.ORPHAN})
+HOLDING = frozenset({Gpu.PARTIAL, Gpu.FULL, Gpu.ORPHAN, Gpu.OWED})
 
 
 class Engine(NamedTuple):
@@ -184,7 +186,7 @@ SPEC = EngineGroupSpec(
     ray_gpu_fraction=0.1,
     placement_group="pg",
     bundles=(BundleBinding(bundle=0, node_id="n", node_ip="127.0.0.1", gpu_id=0),),
-    device="cpu",
+    device="cuda",
     store="memory://",
 )
 
