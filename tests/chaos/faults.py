@@ -124,7 +124,8 @@ def _keep_memory() -> None:
     async def memory(self: Any) -> Any:
         use = await real(self)
         if not living.is_running() or living.status() == psutil.STATUS_ZOMBIE:
-            return use
+            self.files.remove_owed()
+            return use.model_copy(update={"at_launch": None, "in_use": 0, "owing": None})
         return use.model_copy(update={"at_launch": 1 << 30, "in_use": KEPT})
 
     node.EngineNode.memory = memory
