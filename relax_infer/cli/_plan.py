@@ -33,6 +33,10 @@ _LISTED = 4
 """GPUs whose reserved shares are listed one by one; of more, the different sums are."""
 _ROWS = 256
 """Nodes of a plan that are all drawn, and rows of the picture of a larger one."""
+_WIDE = 128
+"""GPUs of a node that have a letter each; of a wider one roles are counted."""
+_DRAWN = 1 << 17
+"""GPUs of a plan that is drawn; of a larger one the legend says what there is."""
 _ALIKE = 3
 """Nodes, one after another, that are all drawn in a larger plan though they look alike."""
 _WIDTH = 10_000
@@ -63,7 +67,8 @@ def show_plan(
         f" {'one role at a time' if alone else how[plan.mode]}"
     )
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
-    console.print(_picture(plan))
+    if plan.total_required_gpus <= _DRAWN:
+        console.print(_picture(plan))
     for role, text in legend(plan):
         console.print(Text.assemble((LETTERS[role], _style(role)), f"  {text}"))
     typer.echo(f"Reserved with Ray, GPU by GPU: {_reserved(plan)}")
@@ -149,6 +154,11 @@ def _look(row: NodeRow) -> tuple[object, ...]:
 
 def _node(cells: Sequence[Cell | None]) -> Text:
     text = Text()
+    if len(cells) > _WIDE:
+        for role, run in groupby(None if cell is None else cell.role for cell in cells):
+            letter, style = ("·", "") if role is None else (LETTERS[role], _style(role))
+            text.append(" " if text else "").append(letter, style).append(f" x{len(list(run))}")
+        return text
     before = None
     for k, cell in enumerate(cells):
         if (k and (cell is None) != (before is None)) or (cell is not None and k and cell.begins):

@@ -12,6 +12,8 @@ from relax_infer.contracts.faults import models_in
 
 _NAMED = 3
 """Fields that are named one by one."""
+_MATTERS_TO = {"steps": "train.schedule", "seed": None, "phase_attempts": None}
+"""Fields that few rules but their own are about, and the fields of those rules."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,21 @@ class Mended:
     ignored: tuple[str, ...] = ()
     """Overrides that could not be made."""
 
-    def __str__(self) -> str:
-        fields = len(self.defaults) + len(self.unknown) + len(self.ignored)
+    def said_of(self, field: str) -> str:
+        """What stands before a rule that this recipe breaks at ``field``; empty where none of what
+        was mended has anything to do with it."""
+
+        def matters(mended: str) -> bool:
+            to = _MATTERS_TO.get(mended, "")
+            return to is not None and field.startswith(to)
+
+        defaults = [each for each in self.defaults if matters(each)]
+        fields = len(defaults) + len(self.unknown) + len(self.ignored)
         if fields > _NAMED:
             return f"with the {fields} malformed fields left out"
-        at = [f"with {field} at its default" for field in self.defaults]
-        at += [f"without {field}" for field in self.unknown]
-        return ", ".join((*at, *(f"with {field} not set" for field in self.ignored)))
+        at = [f"with {each} at its default" for each in defaults]
+        at += [f"without {each}" for each in self.unknown]
+        return ", ".join((*at, *(f"with {each} not set" for each in self.ignored)))
 
 
 def without_malformed(

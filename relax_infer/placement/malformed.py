@@ -17,8 +17,12 @@ def every_violation(error: RecipeError) -> tuple[Violation, ...]:
     except PlacementError as refused:
         named = {violation.field for violation in error.violations}
         rest = (v for v in refused.violations if v.field not in named)
-        said = (replace(v, rule=f"{error.mended}: {v.rule}") for v in rest)
-        return (*error.violations, *said)
+        mended = error.mended
+        said = ((v, mended.said_of(v.field)) for v in rest)
+        return (
+            *error.violations,
+            *(replace(v, rule=f"{before}: {v.rule}") if before else v for v, before in said),
+        )
     return error.violations
 
 

@@ -110,6 +110,26 @@ def test_nodes_of_a_large_plan_that_look_alike_are_counted(command: Command, nod
     ]
 
 
+def test_the_gpus_of_a_wide_node_are_counted_role_by_role(command: Command):
+    shown = command(
+        *("plan", "quickstart", "--set", "cluster.gpus=200", "--set", "rollout.engine.replicas=190")
+    )
+    assert shown.exit_code == 0, shown.output
+    assert shown_rows(shown.stdout)[1:] == [
+        ["node 0", "R x190 · x10", "G x1 · x199", "T x1 · x199", "A x1 · x199"]
+    ]
+
+
+def test_a_plan_too_large_to_draw_is_told_by_its_legend(command: Command):
+    """A picture of a million GPUs took two minutes."""
+    gpus = (1 << 17) + 1
+    sizes = ("--set", f"cluster.gpus={gpus}", "--set", f"rollout.engine.replicas={gpus}")
+    shown = command("plan", "quickstart", *sizes)
+    assert shown.exit_code == 0, shown.output
+    assert shown_rows(shown.stdout) == []
+    assert f"R  rollout policy: {gpus} x 1 GPU" in shown.stdout.splitlines()
+
+
 def test_a_large_plan_whose_nodes_differ_is_cut_in_its_middle() -> None:
     cell = Cell("rollout", "who", begins=True)
     rows = [NodeRow("pool", n, ((cell, None) if n % 2 else (None, cell),)) for n in range(20_000)]
@@ -288,6 +308,20 @@ def test_a_malformed_recipe_is_refused_field_by_field_and_its_rest_all_the_same(
     )
     lines = [line.strip() for line in command(*wrong).stderr.splitlines()]
     assert lines[1:] == [f"{v['field']}: {v['rule']} {v['cure']}" for v in found]
+
+
+def test_a_field_that_has_nothing_to_do_with_a_plan_is_not_named_with_its_faults(command: Command):
+    wrong = ("--set", "steps=-1", "--set", "seed=x", "--set", "train.tensor_parallel=3")
+    shown = command("plan", "quickstart", *wrong, "--json")
+    told = {v["field"]: v["rule"] for v in json.loads(shown.stdout)["violations"]}
+    assert list(told) == ["seed", "steps", "train.ranks"]
+    assert told["train.ranks"] == "is 1, tensor_parallel x pipeline_parallel is 3."
+    changed = ("steps=-1", "train.schedule.style=cosine", "train.schedule.warmup_steps=5000")
+    schedule = (word for each in changed for word in ("--set", each))
+    shown = command("plan", "quickstart", *schedule, "--json")
+    told = {v["field"]: v["rule"] for v in json.loads(shown.stdout)["violations"]}
+    (about,) = (rule for field, rule in told.items() if field.startswith("train.schedule"))
+    assert about.startswith("with steps at its default: ")
 
 
 def test_nothing_is_planned_around_a_field_without_a_default(command: Command):
