@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from relax_infer.config.placed import Positive, Section
+from relax_infer.config.placed import Pattern, Positive, Section, own_rules
 
 
 def known_source(source: str) -> str:
@@ -59,7 +59,7 @@ class Data(Section):
     grader: Literal["exact", "math_verify"] | None = None
     """file: how a response is found right, for accuracies and reward exact: it is the answer, text
     for text; or its last expression equals it. Empty: math_verify if that is the reward."""
-    answer_pattern: str | None = None
+    answer_pattern: Pattern | None = None
     """file, grader exact: where a response says its answer, a regular expression with a group
     `(?P<answer>...)`; its last match counts. Empty: the whole response is the answer."""
     chat: bool = True
@@ -74,7 +74,9 @@ class Data(Section):
     """file: rows with longer prompts are left out. Empty: none is."""
 
     @model_validator(mode="after")
-    def _source_can_be_had(self) -> "Data":
+    def _source_can_be_had(self, info: ValidationInfo) -> "Data":
+        if not own_rules(info):
+            return self
         if self.source == "tiny.sort4" and self.held_out > 512:
             raise ValueError(f"held_out is {self.held_out}: tiny.sort4 has 512")
         if (self.source == "file") != (self.path is not None):
@@ -82,11 +84,7 @@ class Data(Section):
                 "data.path and source file belong together: give both, or neither"
                 f" (source is {self.source}, path is {self.path})"
             )
-        if self.answer_pattern is not None:
-            try:
-                groups = re.compile(self.answer_pattern).groupindex
-            except re.error as error:
-                raise ValueError(f"answer_pattern is no regular expression: {error}") from None
-            if "answer" not in groups:
-                raise ValueError("answer_pattern has no group (?P<answer>...)")
+        pattern = self.answer_pattern
+        if pattern is not None and "answer" not in re.compile(pattern).groupindex:
+            raise ValueError("answer_pattern has no group (?P<answer>...)")
         return self

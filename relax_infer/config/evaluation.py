@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from relax_infer.config.data import Sha256, known_source
-from relax_infer.config.placed import Positive, Section
+from relax_infer.config.placed import Positive, Section, own_rules
 
 HELD_OUT = "held_out"
 """Name of the only set, where the recipe names none."""
@@ -43,7 +43,9 @@ class EvaluationSet(Section):
     from all samples."""
 
     @model_validator(mode="after")
-    def _can_be_told(self) -> "EvaluationSet":
+    def _can_be_told(self, info: ValidationInfo) -> "EvaluationSet":
+        if not own_rules(info):
+            return self
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
                 f"set {self.name}: samples is {self.samples} but temperature 0 gives the same"
@@ -74,7 +76,9 @@ class EvaluationPlan(Section):
     data.held_out once, greedy."""
 
     @model_validator(mode="after")
-    def _names_differ(self) -> "EvaluationPlan":
+    def _names_differ(self, info: ValidationInfo) -> "EvaluationPlan":
+        if not own_rules(info):
+            return self
         names = [each.name for each in self.sets]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two sets have the name {twice[0]}: give each its own")

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from relax_infer.config.placed import OWN_RULES
 from relax_infer.config.recipe import RULES, Recipe
 from relax_infer.contracts.faults import models_in
 
@@ -56,13 +57,16 @@ def without_malformed(
         ignored: overrides that are not in it.
 
     Returns:
-        None where a malformed or missing field has no default, or a section is malformed as a
-        whole: whatever were planned then would have little to do with what was meant.
+        None where a malformed or missing field has no default: whatever were planned then would
+        have little to do with what was meant. Fields of one section that contradict each other
+        stay as they are.
     """
     mended = copy.deepcopy(document)
     defaults: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for fault in error.errors():
+        if fault["type"] == "value_error" and isinstance(fault["input"], dict):
+            continue  # a section's own rule: each of its fields can be read
         found = _place(mended, fault["loc"])
         if found is None:
             return None
@@ -71,7 +75,7 @@ def without_malformed(
         (defaults if known else unknown)[".".join(parts)] = None
         holder.pop(parts[-1], None)
     try:
-        recipe = Recipe.model_validate(mended, context={RULES: False})
+        recipe = Recipe.model_validate(mended, context={RULES: False, OWN_RULES: False})
     except ValidationError:
         return None
     return Mended(recipe, tuple(defaults), tuple(unknown), ignored)

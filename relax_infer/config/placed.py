@@ -72,6 +72,28 @@ def _flags(server_args: dict[str, Scalar]) -> dict[str, Scalar]:
 ServerArgs = Annotated[dict[str, Scalar], AfterValidator(_flags)]
 
 
+OWN_RULES = "own_rules"
+"""Key of the validation context; False: fields of one section that contradict each other are no
+error."""
+
+
+def own_rules(info: ValidationInfo) -> bool:
+    """Whether a section is to look at what its fields are together."""
+    return info.context is None or info.context.get(OWN_RULES, True)
+
+
+def _regular(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_regular)]
+"""A regular expression of Python."""
+
+
 class Section(BaseModel):
     """A part of the recipe: frozen, unknown fields refused, and texts as numbers."""
 

@@ -3,16 +3,18 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from relax_infer.config.placed import (
     Count,
     Engine,
     ModelId,
+    Pattern,
     Positive,
     Seconds,
     Section,
     ServedModel,
+    own_rules,
 )
 
 REWARDS = ("genrm", "exact", "reasoning_gym", "math_verify", "environment", "random", "none")
@@ -40,7 +42,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 class Verdict(Section):
     """How a judge's answer is read. What is not read beyond doubt is no score."""
 
-    pattern: str | None = None
+    pattern: Pattern | None = None
     """Regular expression with a named group for each value, for instance
     `Verdict: (?P<score>yes|no)$`. It must match once. Empty: the answer is one JSON object."""
     labels: dict[str, Finite] = Field(default_factory=dict)
@@ -51,12 +53,9 @@ class Verdict(Section):
     """A number above it is no score."""
 
     @model_validator(mode="after")
-    def _is_a_rule(self) -> "Verdict":
-        if self.pattern is not None:
-            try:
-                re.compile(self.pattern)
-            except re.error as error:
-                raise ValueError(f"pattern is no regular expression: {error}") from None
+    def _is_a_rule(self, info: ValidationInfo) -> "Verdict":
+        if not own_rules(info):
+            return self
         if not self.lowest < self.highest:
             raise ValueError(f"lowest {self.lowest:g} is not below highest {self.highest:g}")
         for label, number in self.labels.items():
@@ -189,7 +188,9 @@ class Distillation(Section):
     reverse_kl only."""
 
     @model_validator(mode="after")
-    def _divergence_can_be_had(self) -> "Distillation":
+    def _divergence_can_be_had(self, info: ValidationInfo) -> "Distillation":
+        if not own_rules(info):
+            return self
         if self.mode == "student_sampled" and self.divergence != "reverse_kl":
             raise ValueError(
                 f"divergence is {self.divergence} but mode is student_sampled, which estimates"

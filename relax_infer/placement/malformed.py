@@ -15,8 +15,8 @@ def every_violation(error: RecipeError) -> tuple[Violation, ...]:
     try:
         plan_inference_placement(error.mended.recipe)
     except PlacementError as refused:
-        named = {violation.field for violation in error.violations}
-        rest = (v for v in refused.violations if v.field not in named)
+        named = tuple(violation.field for violation in error.violations)
+        rest = (v for v in refused.violations if not _within(v.field, named))
         mended = error.mended
         said = ((v, mended.said_of(v.field)) for v in rest)
         return (
@@ -34,3 +34,8 @@ def with_the_rest(error: RecipeError) -> RecipeError:
         return error
     text = "; ".join((error.message.removesuffix("."), *(str(violation) for violation in more)))
     return RecipeError(text, cure=error.cure, violations=(*told, *more), mended=error.mended)
+
+
+def _within(field: str, named: tuple[str, ...]) -> bool:
+    """Whether it is one of the fields, or of one of the sections, that are named already."""
+    return any(field == each or field.startswith(f"{each}.") for each in named)

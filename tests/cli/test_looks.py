@@ -324,6 +324,28 @@ def test_a_field_that_has_nothing_to_do_with_a_plan_is_not_named_with_its_faults
     assert about.startswith("with steps at its default: ")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "fields"),
+    [
+        (("data.source=file",), ["data", "genrm.prompt", "rollout.model"]),
+        (("distillation.divergence=forward_kl",), ["distillation"]),
+        (('evaluation.sets=[{"name": "a"}, {"name": "a"}]',), ["evaluation"]),
+        (('evaluation.sets=[{"name": "a", "source": "file"}]',), ["evaluation.sets.0"]),
+        (("genrm.prompt=judge {response}", 'genrm.verdict={"pattern": "("}'), ["genrm.verdict.pattern"]),
+        (("genrm.prompt=judge {response}", "genrm.verdict={lowest: 2, highest: 1}"), ["genrm.verdict"]),
+        (("data.answer_pattern=(",), ["data.answer_pattern"]),
+    ],
+)
+def test_fields_of_a_section_that_contradict_each_other_hide_nothing_outside_of_it(
+    command: Command, wrong: tuple[str, ...], fields: list[str]
+):
+    words = (word for each in (*wrong, "train.ranks=9") for word in ("--set", each))
+    shown = command("plan", "quickstart", *words, "--json")
+    assert shown.exit_code == 2, shown.output
+    told = json.loads(shown.stdout)["violations"]
+    assert [violation["field"] for violation in told] == [*fields, "train.ranks"]
+
+
 def test_nothing_is_planned_around_a_field_without_a_default(command: Command):
     shown = command(*REFUSED, "--set", "cluster.gpus=many", "--json")
     assert shown.exit_code == 2, shown.output

@@ -61,7 +61,7 @@ async def test_the_whole_plan_is_in_the_result_of_binding(
     rows = pool(2)
     asked: list[object] = []
 
-    async def bind(run: str, plan: InferencePlacementPlan, timeout: float):
+    async def bind(run: str, plan: InferencePlacementPlan, timeout: float, tell: object):
         asked.append((run, dict(plan.pool_sizes), timeout))
         return {"pool": rows}
 

@@ -123,7 +123,7 @@ def test_nobody_is_no_judge_and_a_judge_without_weight_is_refused():
         ({"genrm.prompt": "{response} {gold}", "genrm.verdict": {}}, r"has \{gold\}\. It may show"),
         (
             {"genrm.prompt": "{response}", "genrm.verdict": {"pattern": "("}},
-            r"genrm\.verdict: pattern is no regular expression",
+            r"genrm\.verdict\.pattern: is no regular expression",
         ),
         (
             {"genrm.prompt": "{response}", "genrm.verdict": {"pattern": "(?P<mark>.)"}},
