@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from relax_infer.engines._asgi import ASGIMessage, Receive, Scope, header
+from relax_infer.engines._asgi import ASGIMessage, Receive
 from relax_infer.engines._rids import Refused, request_ids, with_other_ids
 from relax_infer.engines.request_log import Reason
 
 ABORT_AGAIN_SECONDS = 0.05
 BODY_BYTES = 64 << 20
 """Of a request body, at most; a gateway's default."""
-_DIGITS = 19
-"""Of a length that is worth a number."""
 
 
 class Backend(Protocol):
@@ -55,8 +53,7 @@ class Call:
     caller leave while the engine is busy and reads nothing.
     """
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self._declared = header(scope, "content-length") or ""
+    def __init__(self, receive: Receive) -> None:
         self.rids: tuple[str, ...] = ()
         """Request ids that the payload names."""
         self.inside = set[str]()
@@ -104,10 +101,6 @@ class Call:
         self.rids = request_ids(self._body)
 
     async def _read(self) -> bytes:
-        if self._declared.isdecimal() and len(self._declared) > _DIGITS:
-            raise _too_large()
-        if self._declared.isdecimal() and int(self._declared) > BODY_BYTES:
-            raise _too_large()  # before who waits for `100 Continue` is told to send it
         parts: list[bytes] = []
         length = 0
         while True:
@@ -119,7 +112,8 @@ class Call:
             parts.append(message.get("body", b""))
             length += len(parts[-1])
             if length > BODY_BYTES:
-                raise _too_large()
+                text = f"Request body is larger than {BODY_BYTES} bytes"
+                raise Refused(413, text, ((b"connection", b"close"),))
             if not message.get("more_body"):
                 return b"".join(parts)
 
@@ -207,11 +201,6 @@ class Call:
     def _names(self) -> set[str]:
         """Its ids in the engine, now and soon."""
         return {self.renamed.get(rid, rid) for rid in self.rids} | self.inside
-
-
-def _too_large() -> Refused:
-    text = f"Request body is larger than {BODY_BYTES} bytes"
-    return Refused(413, text, ((b"connection", b"close"),))
 
 
 def _beginning(body: bytes, names: Iterable[str]) -> int:

@@ -128,7 +128,7 @@ class Fence:
         elif (method, path) in UNGATED:
             await self._ungated(scope, receive, send)
         elif method == "POST" and path == ABORT:
-            await self._abort_named(scope, receive, send)
+            await self._abort_named(receive, send)
         elif method == "GET" and path == "/health":
             await self._health(scope, receive, send)
         elif method == "GET" and path == "/health_generate":
@@ -142,7 +142,7 @@ class Fence:
 
     async def _gated(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        call = Call(scope, receive)
+        call = Call(receive)
         try:
             admission = self.gate.enter(call.cancel)
         except AdmissionClosed:
@@ -203,7 +203,7 @@ class Fence:
             end()
 
     async def _ungated(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive)
+        call = Call(receive)
         if scope["method"] == "POST":
             try:
                 await call.read_body()
@@ -213,10 +213,10 @@ class Fence:
             receive = call.receive
         await self.app(scope, receive, send)
 
-    async def _abort_named(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _abort_named(self, receive: Receive, send: Send) -> None:
         """The engine itself does not get to see it: it would end whatever begins with the id, or
         with ``abort_all`` the requests of all callers."""
-        call = Call(scope, receive)
+        call = Call(receive)
         try:
             await call.read_body()
         except Refused as refused:

@@ -157,8 +157,6 @@ class EngineGuard:
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Close the gate, abort what runs, hang up and end the thread; a repeat changes nothing.
-        Where the engine obeys no abort that takes :data:`_ENDING_SECONDS`, and as long again for
-        answers that have begun.
 
         Raises:
             TimeoutError: the thread lives after ``timeout`` seconds. The gate is closed.
@@ -230,7 +228,6 @@ class EngineGuard:
             finally:
                 fence.close()
                 await _ended(fence)
-                remote.hang_up()
                 for server, _ in servers:
                     server.should_exit = True
                 await asyncio.gather(*serving, return_exceptions=True)

@@ -21,8 +21,7 @@ from relax_infer.gateway import Forwarder
 log = logging.getLogger(__name__)
 
 GENERATING = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})
-ABORT_AGAIN_SECONDS, SELDOM_SECONDS = 0.2, 5.0
-"""Between aborts of one id at first, and, ever longer, at most: the engine may obey none."""
+ABORT_AGAIN_SECONDS = 0.2
 GRACE_SECONDS = 2.0
 """That a request, aborted by its id, may take to end before its connection is closed."""
 SETTLE_SECONDS = 5.0
@@ -185,12 +184,6 @@ class RemoteEngine:
         for rid in self.request_ids():
             self.abort(rid)
 
-    def hang_up(self) -> None:
-        """On every request that has no answer yet, whatever the engine makes of it: its caller is
-        told that it was aborted."""
-        for request in set[_Request](self._table.values()):
-            self._cut(request)
-
     noting = staticmethod(noting)
 
     async def idle(self) -> bool:
@@ -222,11 +215,9 @@ class RemoteEngine:
             request.task.cancel()
 
     async def _abort(self, rid: str, request: _Request) -> None:
-        pause = ABORT_AGAIN_SECONDS
         while self._table.get(rid) is request and not request.let_be:
             answered = await self._tell(rid)
-            await asyncio.sleep(pause if answered else max(pause, _NO_ANSWER_SECONDS))
-            pause = min(2 * pause, SELDOM_SECONDS)
+            await asyncio.sleep(ABORT_AGAIN_SECONDS if answered else _NO_ANSWER_SECONDS)
 
     async def _tell(self, rid: str) -> bool:
         """Whether it was answered well; said once where it is not."""

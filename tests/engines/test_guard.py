@@ -1,10 +1,8 @@
 """The guard of an engine that others launched: its thread, and what passes it on the wire."""
 
 import asyncio
-import itertools
 import json
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 from relax_infer.contracts.failures import PermanentError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.engines import guard as guard_module
-from relax_infer.engines import remote
 from relax_infer.engines.control import EngineControl
 from relax_infer.engines.guard import EngineGuard
 from relax_infer.engines.request_log import read_request_log
@@ -98,45 +95,6 @@ async def test_stop_closes_the_gate_ends_what_runs_and_joins_its_thread(engine: 
             made.status()
     assert not [t for t in threading.enumerate() if t.name == "engine guard"]
     assert not engine.running
-
-
-async def test_a_stop_waits_a_bounded_time_for_an_engine_that_obeys_no_abort(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-):
-    """Its caller is told that the request was aborted, and the guard is gone."""
-    monkeypatch.setattr(FakeEngine, "abort", lambda self, rid: None)
-    monkeypatch.setattr(guard_module, "_ENDING_SECONDS", 0.2)
-    async with guard(url_of(engine)) as made:
-        await aside(made.open, TOKEN)
-        async with aiohttp.ClientSession(made.url) as client:
-            post = asyncio.create_task(client.post("/generate", json={"rid": "one"}))
-            await until(lambda: "one" in engine.running)
-            await aside(made.stop)
-            async with await post as answer:
-                assert answer.status == 503
-                assert (await answer.json())["detail"] == "The request was aborted"
-    for ending in engine.running.values():
-        ending.set()
-
-
-async def test_an_engine_that_obeys_no_abort_is_asked_ever_more_seldom(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(remote, "ABORT_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(remote, "SELDOM_SECONDS", 0.04)
-    asked: list[float] = []
-    monkeypatch.setattr(FakeEngine, "abort", lambda self, rid: asked.append(time.monotonic()))
-    async with guard(url_of(engine)) as made:
-        await aside(made.open, TOKEN)
-        async with aiohttp.ClientSession(made.url) as client:
-            post = asyncio.create_task(client.post("/generate", json={"rid": "r"}))
-            await until(lambda: "r" in engine.running)
-            await aside(made.close, TOKEN)
-            await until(lambda: len(asked) >= 6)
-            gaps = [after - before for before, after in itertools.pairwise(asked)]
-            assert all(g >= least for g, least in zip(gaps, (0.01, 0.02, 0.04, 0.04), strict=False))
-            engine.running["r"].set()
-            (await post).close()
 
 
 async def test_a_stop_that_takes_too_long_says_so_with_the_gate_closed(
