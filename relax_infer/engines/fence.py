@@ -25,6 +25,8 @@ from relax_infer.engines._asgi import (
     renamed,
     reply,
     reply_text,
+    said_length,
+    without_body,
 )
 from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
 from relax_infer.engines._rids import Refused
@@ -128,7 +130,7 @@ class Fence:
         elif (method, path) in UNGATED:
             await self._ungated(scope, receive, send)
         elif method == "POST" and path == ABORT:
-            await self._abort_named(receive, send)
+            await self._abort_named(scope, receive, send)
         elif method == "GET" and path == "/health":
             await self._health(scope, receive, send)
         elif method == "GET" and path == "/health_generate":
@@ -142,7 +144,7 @@ class Fence:
 
     async def _gated(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        call = Call(receive)
+        call = Call(receive, said_length(scope))
         try:
             admission = self.gate.enter(call.cancel)
         except AdmissionClosed:
@@ -203,7 +205,7 @@ class Fence:
             end()
 
     async def _ungated(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(receive)
+        call = Call(receive, said_length(scope))
         if scope["method"] == "POST":
             try:
                 await call.read_body()
@@ -211,12 +213,14 @@ class Fence:
                 await reply(send, refused.status, {"detail": refused.detail}, refused.headers)
                 return
             receive = call.receive
+        else:
+            receive = without_body(receive)
         await self.app(scope, receive, send)
 
-    async def _abort_named(self, receive: Receive, send: Send) -> None:
+    async def _abort_named(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The engine itself does not get to see it: it would end whatever begins with the id, or
         with ``abort_all`` the requests of all callers."""
-        call = Call(receive)
+        call = Call(receive, said_length(scope))
         try:
             await call.read_body()
         except Refused as refused:
@@ -260,7 +264,8 @@ class Fence:
                 parts.append(message.get("body", b""))
 
         try:
-            await asyncio.wait_for(self.app(scope, receive, collect), ASK_SECONDS)
+            answering = self.app(scope, without_body(receive), collect)
+            await asyncio.wait_for(answering, ASK_SECONDS)
         except TimeoutError:
             return 0, b""
         except Exception:
