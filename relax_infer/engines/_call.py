@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from relax_infer.engines._asgi import ASGIMessage, Receive
+from relax_infer.engines._pauses import pauses
 from relax_infer.engines._rids import Refused, request_ids, with_other_ids
 from relax_infer.engines.request_log import Reason
 
 ABORT_AGAIN_SECONDS = 0.05
+"""Until the first repeat of an abort; later ones are rarer."""
 BODY_BYTES = 64 << 20
 """Of a request body, at most; a gateway's default."""
 
@@ -138,9 +140,10 @@ class Call:
             pass
         self.left = not self.answered
         self._gone.set()
+        again = pauses(ABORT_AGAIN_SECONDS)
         while self.left:
             self.abort(backend)
-            await asyncio.sleep(ABORT_AGAIN_SECONDS)
+            await asyncio.sleep(next(again))
 
     def abort(self, backend: Backend) -> None:
         """What the engine has of it so far."""

@@ -29,6 +29,7 @@ from relax_infer.engines._asgi import (
     without_body,
 )
 from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
+from relax_infer.engines._pauses import pauses
 from relax_infer.engines._rids import Refused
 from relax_infer.engines._routes import ABORT, GATED, METADATA, METRICS, UNGATED, needs_token
 from relax_infer.engines.guard_metrics import GuardMetrics
@@ -331,10 +332,12 @@ class Fence:
 
     async def _end_requests(self) -> None:
         now = asyncio.get_running_loop().time
+        pause, again = ABORT_AGAIN_SECONDS, pauses(ABORT_AGAIN_SECONDS)
         while not self.gate.ready and (self.gate.inflight or self.backend.request_ids()):
-            await asyncio.sleep(ABORT_AGAIN_SECONDS)
+            await asyncio.sleep(pause)
             if not self.gate.ready and now() >= self._end_at:
                 self._cancel()
+                pause = next(again)
 
     async def confirm_drained(self, token: FenceToken) -> None:
         """Put down that the engine does nothing, once it says so itself.
