@@ -14,6 +14,7 @@ import math
 from typing import Any
 from urllib.parse import parse_qs
 
+from relax_infer.contracts.base import MOST_COUNT
 from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
 from relax_infer.engines._asgi import (
     App,
@@ -52,6 +53,8 @@ def _token(text: str | None) -> FenceToken:
     counter, colon, grant = (text or "").partition(":")
     if not colon or not counter.isdecimal() or not grant:
         raise ValueError(f"{TOKEN_HEADER} must be '<counter>:<grant id>', it is {text!r}")
+    if len(counter) > len(str(MOST_COUNT)) or int(counter) > MOST_COUNT:
+        raise ValueError(f"{TOKEN_HEADER} has a counter above {MOST_COUNT}; grants count from 1")
     return FenceToken(counter=int(counter), grant_id=grant)
 
 
