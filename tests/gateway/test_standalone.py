@@ -192,6 +192,10 @@ def test_a_file_that_cannot_be_read_ends_it_with_2(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     ended = command("--port", "0", "--registry", str(binary))
     assert (ended.exit_code, "is not YAML" in ended.stderr) == (2, True)
+    with binary.open("r+b") as large:
+        large.truncate(1 << 40)  # nothing of it is read
+    ended = command("--port", "0", "--registry", str(binary))
+    assert (ended.exit_code, "67108864 are the most" in ended.stderr) == (2, True)
 
 
 def test_a_port_in_use_ends_it_with_2(tmp_path: Path) -> None:
