@@ -324,6 +324,42 @@ async def test_a_stop_lets_a_running_request_end(tmp_path: Path) -> None:
             await until(lambda: running.poll() == 0)
 
 
+@pytest.mark.parametrize("query", ["", "?app"])
+async def test_a_stop_tells_those_whose_answers_do_not_come_in_time_and_aborts_them(
+    tmp_path: Path, query: str
+) -> None:
+    import aiohttp
+
+    from tests.gateway.test_gateway import CHUNKS, Streaming
+
+    file, source = tmp_path / "registry.json", Streaming()
+
+    async def silent(request: Any, payload: dict[str, Any]) -> Any:
+        if not payload.get("stream"):
+            await asyncio.Event().wait()
+        return await source(request, payload)
+
+    async with engine(silent) as upstream, aiohttp.ClientSession() as session:
+        file.write_text(json.dumps({"genrm": document(upstream.url)}))
+        with started(file) as (running, url):
+            address = f"{url}/genrm/generate{query}"
+            source.go.put_nowait(True)
+            whole = asyncio.create_task(session.post(address, json={"text": "x", "rid": "whole"}))
+            payload = {"text": "x", "rid": "parts", "stream": True}
+            async with session.post(address, json=payload) as answer:
+                assert await answer.content.readexactly(len(CHUNKS[0])) == CHUNKS[0]
+                await until(lambda: len(upstream.posts) == 2)
+                running.send_signal(signal.SIGTERM)
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await answer.content.read()
+            async with await whole as answer:
+                assert answer.status == 503
+                assert await answer.json() == {"detail": "The gateway is shutting down"}
+                assert "Retry-After" not in answer.headers
+            await until(lambda: running.poll() == 0)
+            await until(lambda: sorted(upstream.aborts) == ["parts", "whole"])
+
+
 async def test_a_pipe_in_the_place_of_the_file_is_said_and_not_waited_for(tmp_path: Path) -> None:
     path, intake = tmp_path / "registry.json", RegistryIntake()
     file = RegistryFile(path, intake)
