@@ -52,7 +52,7 @@ def guard(
     """Guard an engine that others launched, as those of a run are.
 
     Admits requests once the engine says that it is idle. Ends with SIGINT or SIGTERM: the gate
-    closes, and what runs is aborted.
+    closes, what runs is aborted, and what the engine has not ended after 5 seconds is hung up on.
     """
     from relax_infer.engines.guard import EngineGuard
     from relax_infer.gateway.tls import is_loopback

@@ -2,6 +2,10 @@
 
 from pydantic import BaseModel, ConfigDict
 
+MOST_COUNT = 2**53 - 1
+"""The last whole number that every reader of JSON keeps exact. No revision, term or counter gets
+there; what does is none (a clock's nanoseconds, say), and would be ahead of all that follow."""
+
 
 class Message(BaseModel):
     """Between our own processes: frozen; fields a newer peer adds are ignored."""

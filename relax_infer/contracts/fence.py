@@ -1,6 +1,10 @@
 """Fence tokens: what makes a late activity of an earlier grant harmless."""
 
-from relax_infer.contracts.base import Message
+from typing import Annotated
+
+from pydantic import Field
+
+from relax_infer.contracts.base import MOST_COUNT, Message
 
 
 class FenceToken(Message):
@@ -10,7 +14,7 @@ class FenceToken(Message):
     can only come from two leases over one pool, and is refused).
     """
 
-    counter: int
+    counter: Annotated[int, Field(ge=0, le=MOST_COUNT)]
     grant_id: str
 
     def __str__(self) -> str:

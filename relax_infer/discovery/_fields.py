@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, Strict
 
+from relax_infer.contracts.base import MOST_COUNT
+
 V = TypeVar("V")
 
 
@@ -115,4 +117,4 @@ def keyed(
 
 Text = Annotated[str, Strict(), AfterValidator(text)]
 Url = Annotated[str, Strict(), AfterValidator(url)]
-Integer = Annotated[int, Strict(), Field(ge=0)]
+Integer = Annotated[int, Strict(), Field(ge=0, le=MOST_COUNT)]

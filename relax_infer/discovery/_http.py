@@ -13,6 +13,9 @@ from relax_infer.discovery._fields import url as valid_url
 
 _KEEP_ALIVE = 3.0
 """Seconds. An SGLang server hangs up idle connections after 5; a POST must not meet that."""
+_SECRET = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"})
+_OWN = frozenset({"content-length", "transfer-encoding", "connection", "host", "expect", "upgrade"})
+"""Headers that say where a request goes and ends, which is the client's to say."""
 _ERROR_TEXT = 2000
 """Characters of an error's body that its exception carries."""
 
@@ -70,7 +73,8 @@ async def refuse_error(response: aiohttp.ClientResponse) -> None:
 
     Raises:
         aiohttp.ClientResponseError: with status, headers (``Retry-After``) and the body's text as
-            message; unlike aiohttp's own it can be pickled, and so passes through Ray.
+            message; unlike aiohttp's own it can be pickled, and so passes through Ray, and it does
+        not carry the caller's token to wherever it is shown.
     """
     if response.status < 300:
         return
@@ -79,7 +83,7 @@ async def refuse_error(response: aiohttp.ClientResponse) -> None:
         aiohttp.RequestInfo(
             response.request_info.url,
             response.request_info.method,
-            _picklable(response.request_info.headers),
+            _picklable(response.request_info.headers, but=_SECRET),
         ),
         (),
         status=response.status,
@@ -97,15 +101,20 @@ def named(headers: Mapping[str, str] | None, name: str) -> str | None:
 
 
 def over(first: Mapping[str, str], last: Mapping[str, str] | None) -> dict[str, str]:
-    """Both, whatever the case of their names; of two with one name the last."""
+    """Both, whatever the case of their names; of two with one name the last.
+
+    Raises ValueError as :func:`checked`, of ``last``.
+    """
     if not last:
         return dict(first)
+    last = checked(last)
     taken = {key.lower() for key in last}
-    return {key: value for key, value in first.items() if key.lower() not in taken} | dict(last)
+    return {key: value for key, value in first.items() if key.lower() not in taken} | last
 
 
 def checked(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy.
+    """A copy, without those that are the client's own to say: who passes headers on that came with
+    another request brings them along.
 
     Raises:
         ValueError: they are no mapping of strings to strings.
@@ -119,9 +128,12 @@ def checked(headers: Mapping[str, str] | None) -> dict[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             # Not the value: it may be a secret.
             raise ValueError(f"headers must map strings to strings; {key!r} does not")
-    return dict(headers)
+    return {key: value for key, value in headers.items() if key.lower() not in _OWN}
 
 
-def _picklable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
-    """A copy; the proxies that aiohttp gives cannot be pickled."""
-    return cast("CIMultiDictProxy[str]", CIMultiDict(headers))
+def _picklable(
+    headers: CIMultiDictProxy[str], but: frozenset[str] = frozenset()
+) -> CIMultiDictProxy[str]:
+    """A copy; the proxies that aiohttp gives cannot be pickled. ``but``: not these."""
+    kept = [(key, value) for key, value in headers.items() if key.lower() not in but]
+    return cast("CIMultiDictProxy[str]", CIMultiDict(kept))

@@ -1,6 +1,7 @@
 """A caller's side of discovery: pick a ready backend, send one POST, never send it again."""
 
 import asyncio
+import contextlib
 import json
 import math
 import time
@@ -32,6 +33,8 @@ Document = dict[str, Any]
 AFFINITY = "X-SMG-Routing-Key"
 MAX_CONNECTIONS = 1024
 
+_SHOWN = 200
+"""Characters of an answer that its error quotes."""
 _GENERATE, _CHAT = "/generate", "/v1/chat/completions"
 _PATHS = (_GENERATE, _CHAT, "/chat/completions")
 
@@ -110,6 +113,7 @@ class InferenceClient:
         self._resolver = RouteResolver()
         self._reader = SnapshotReader(fetch, cache_ttl, clock)
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,6 +141,7 @@ class InferenceClient:
             TimeoutError: the deadline.
             Exception: whatever reading raises (``aiohttp.ClientError``, or the provider's own).
         """
+        self._stay()
         async with asyncio.timeout(self._timeout):
             reading = await (self._reader.newer() if refresh else self._reader.latest())
         return reading.snapshot.to_dict()
@@ -159,7 +164,9 @@ class InferenceClient:
             aiohttp.ClientResponseError: the backend answered an error status.
             aiohttp.ClientError: it could not be reached, or hung up.
             TimeoutError: the deadline.
-            ValueError: its answer is no JSON object.
+            ValueError: the payload is no mapping, or asks for a stream, and nothing was sent; or
+                the answer is no JSON object.
+            RuntimeError: the client was used in another event loop before.
         """
         return await self._ask(_GENERATE, payload, model, route_key, affinity_key, headers)
 
@@ -194,6 +201,8 @@ class InferenceClient:
         if path not in _PATHS:
             raise ValueError(f"path must be one of {', '.join(_PATHS)}, got {path!r}")
         headers = over(self._headers, headers)
+        _check(payload)
+        self._stay()
         deadline = self._deadline()
         async with asyncio.timeout_at(deadline):
             await self._turns.acquire()
@@ -218,16 +227,28 @@ class InferenceClient:
         headers: Mapping[str, str] | None,
     ) -> Document:
         headers = over(self._headers, headers)
+        _check(payload)
+        if payload.get("stream"):
+            raise ValueError("payload['stream'] asks for a stream: read it with client.stream()")
+        self._stay()
         deadline = self._deadline()
         async with asyncio.timeout_at(deadline), self._turns:
             target = await self._select(payload, model, route_key, affinity_key, headers)
             async with self._sent(
                 path, deadline, payload, target, affinity_key, headers
             ) as response:
-                answer: object = json.loads(await response.read())
-                if not isinstance(answer, dict):
-                    raise ValueError(f"{response.url} answered no JSON object")
-                return cast("Document", answer)
+                return _object(response, await response.read())
+
+    def _stay(self) -> None:
+        """In the event loop of the first call, which has the connections and whoever waits."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError(
+                "This InferenceClient belongs to another event loop. Make one in each loop (one"
+                " asyncio.run around all calls), or call generate_with_discovery, which does."
+            )
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._timeout
@@ -315,6 +336,23 @@ async def _read(answer: aiohttp.ClientResponse, deadline: float) -> bytes:
         raise TimeoutError
     async with asyncio.timeout_at(deadline):
         return await answer.content.readany()
+
+
+def _object(response: aiohttp.ClientResponse, body: bytes) -> Document:
+    """Raises ValueError: the answer is no JSON object."""
+    answer: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        answer = json.loads(body)
+    if not isinstance(answer, dict):
+        shown = body[:_SHOWN].decode(errors="replace")
+        raise ValueError(f"{response.url} answered no JSON object: {shown!r}")
+    return cast("Document", answer)
+
+
+def _check(payload: object) -> None:
+    """Raises ValueError."""
+    if not isinstance(payload, Mapping):
+        raise ValueError(f"payload must be a mapping, got {type(payload).__name__}")
 
 
 def _is_number(value: object) -> bool:

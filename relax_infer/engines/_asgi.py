@@ -43,3 +43,25 @@ def renamed(scope: Scope, path: str) -> Scope:
     if scope["path"] == path:
         return scope
     return {**scope, "path": path, "raw_path": path.encode()}
+
+
+def said_length(scope: Scope) -> int:
+    """Bytes of a body as its head says them; 0 where it does not."""
+    said = header(scope, "content-length") or ""
+    return int(said) if said.isdecimal() else 0
+
+
+def without_body(receive: Receive) -> Receive:
+    """For a request that has no use for one: what comes of it is dropped, however long it is."""
+    begun = False
+
+    async def empty() -> ASGIMessage:
+        nonlocal begun
+        if not begun:
+            begun = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        return message
+
+    return empty

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from relax_infer.engines._asgi import ASGIMessage, Receive
+from relax_infer.engines._pauses import pauses
 from relax_infer.engines._rids import Refused, request_ids, with_other_ids
 from relax_infer.engines.request_log import Reason
 
 ABORT_AGAIN_SECONDS = 0.05
+"""Until the first repeat of an abort; later ones are rarer."""
 BODY_BYTES = 64 << 20
 """Of a request body, at most; a gateway's default."""
 
@@ -53,7 +55,8 @@ class Call:
     caller leave while the engine is busy and reads nothing.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, said: int = 0) -> None:
+        """``said``: bytes of the body by its head; 0: it does not say."""
         self.rids: tuple[str, ...] = ()
         """Request ids that the payload names."""
         self.inside = set[str]()
@@ -66,7 +69,7 @@ class Call:
         self.answered = False
         self.cancelled = False
         self.left = False
-        self._upstream = receive
+        self._upstream, self._said = receive, said
         self._body = b""
         self._handed_over = False
         self._gone = asyncio.Event()
@@ -101,6 +104,8 @@ class Call:
         self.rids = request_ids(self._body)
 
     async def _read(self) -> bytes:
+        if self._said > BODY_BYTES:  # to read on would ask a caller that waits for that to send it
+            raise _too_large()
         parts: list[bytes] = []
         length = 0
         while True:
@@ -112,8 +117,7 @@ class Call:
             parts.append(message.get("body", b""))
             length += len(parts[-1])
             if length > BODY_BYTES:
-                text = f"Request body is larger than {BODY_BYTES} bytes"
-                raise Refused(413, text, ((b"connection", b"close"),))
+                raise _too_large()
             if not message.get("more_body"):
                 return b"".join(parts)
 
@@ -136,9 +140,10 @@ class Call:
             pass
         self.left = not self.answered
         self._gone.set()
+        again = pauses(ABORT_AGAIN_SECONDS)
         while self.left:
             self.abort(backend)
-            await asyncio.sleep(ABORT_AGAIN_SECONDS)
+            await asyncio.sleep(next(again))
 
     def abort(self, backend: Backend) -> None:
         """What the engine has of it so far."""
@@ -201,6 +206,11 @@ class Call:
     def _names(self) -> set[str]:
         """Its ids in the engine, now and soon."""
         return {self.renamed.get(rid, rid) for rid in self.rids} | self.inside
+
+
+def _too_large() -> Refused:
+    text = f"Request body is larger than {BODY_BYTES} bytes"
+    return Refused(413, text, ((b"connection", b"close"),))
 
 
 def _beginning(body: bytes, names: Iterable[str]) -> int:

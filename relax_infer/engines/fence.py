@@ -14,6 +14,7 @@ import math
 from typing import Any
 from urllib.parse import parse_qs
 
+from relax_infer.contracts.base import MOST_COUNT
 from relax_infer.contracts.fence import FenceMemory, FenceToken, StaleFence
 from relax_infer.engines._asgi import (
     App,
@@ -25,8 +26,11 @@ from relax_infer.engines._asgi import (
     renamed,
     reply,
     reply_text,
+    said_length,
+    without_body,
 )
 from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
+from relax_infer.engines._pauses import pauses
 from relax_infer.engines._rids import Refused
 from relax_infer.engines._routes import ABORT, GATED, METADATA, METRICS, UNGATED, needs_token
 from relax_infer.engines.guard_metrics import GuardMetrics
@@ -49,6 +53,8 @@ def _token(text: str | None) -> FenceToken:
     counter, colon, grant = (text or "").partition(":")
     if not colon or not counter.isdecimal() or not grant:
         raise ValueError(f"{TOKEN_HEADER} must be '<counter>:<grant id>', it is {text!r}")
+    if len(counter) > len(str(MOST_COUNT)) or int(counter) > MOST_COUNT:
+        raise ValueError(f"{TOKEN_HEADER} has a counter above {MOST_COUNT}; grants count from 1")
     return FenceToken(counter=int(counter), grant_id=grant)
 
 
@@ -128,7 +134,7 @@ class Fence:
         elif (method, path) in UNGATED:
             await self._ungated(scope, receive, send)
         elif method == "POST" and path == ABORT:
-            await self._abort_named(receive, send)
+            await self._abort_named(scope, receive, send)
         elif method == "GET" and path == "/health":
             await self._health(scope, receive, send)
         elif method == "GET" and path == "/health_generate":
@@ -142,7 +148,7 @@ class Fence:
 
     async def _gated(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        call = Call(receive)
+        call = Call(receive, said_length(scope))
         try:
             admission = self.gate.enter(call.cancel)
         except AdmissionClosed:
@@ -203,7 +209,7 @@ class Fence:
             end()
 
     async def _ungated(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(receive)
+        call = Call(receive, said_length(scope))
         if scope["method"] == "POST":
             try:
                 await call.read_body()
@@ -211,12 +217,14 @@ class Fence:
                 await reply(send, refused.status, {"detail": refused.detail}, refused.headers)
                 return
             receive = call.receive
+        else:
+            receive = without_body(receive)
         await self.app(scope, receive, send)
 
-    async def _abort_named(self, receive: Receive, send: Send) -> None:
+    async def _abort_named(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The engine itself does not get to see it: it would end whatever begins with the id, or
         with ``abort_all`` the requests of all callers."""
-        call = Call(receive)
+        call = Call(receive, said_length(scope))
         try:
             await call.read_body()
         except Refused as refused:
@@ -260,7 +268,8 @@ class Fence:
                 parts.append(message.get("body", b""))
 
         try:
-            await asyncio.wait_for(self.app(scope, receive, collect), ASK_SECONDS)
+            answering = self.app(scope, without_body(receive), collect)
+            await asyncio.wait_for(answering, ASK_SECONDS)
         except TimeoutError:
             return 0, b""
         except Exception:
@@ -326,10 +335,12 @@ class Fence:
 
     async def _end_requests(self) -> None:
         now = asyncio.get_running_loop().time
+        pause, again = ABORT_AGAIN_SECONDS, pauses(ABORT_AGAIN_SECONDS)
         while not self.gate.ready and (self.gate.inflight or self.backend.request_ids()):
-            await asyncio.sleep(ABORT_AGAIN_SECONDS)
+            await asyncio.sleep(pause)
             if not self.gate.ready and now() >= self._end_at:
                 self._cancel()
+                pause = next(again)
 
     async def confirm_drained(self, token: FenceToken) -> None:
         """Put down that the engine does nothing, once it says so itself.

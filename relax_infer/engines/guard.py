@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 _ENDING_SECONDS = 5.0
-"""That requests may take to end, once they are aborted, before their connections are closed."""
+"""For requests to end, once they are aborted, before the engine is hung up on for them."""
 
 T = TypeVar("T")
 
@@ -158,6 +158,9 @@ class EngineGuard:
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Close the gate, abort what runs, hang up and end the thread; a repeat changes nothing.
 
+        What the engine has not ended 5 s after its abort is 503 for its caller, or a stream that
+        breaks off. A caller that does not read what it is sent is hung up on 5 s later.
+
         Raises:
             TimeoutError: the thread lives after ``timeout`` seconds. The gate is closed.
         """
@@ -228,6 +231,7 @@ class EngineGuard:
             finally:
                 fence.close()
                 await _ended(fence)
+                remote.cut_all()
                 for server, _ in servers:
                     server.should_exit = True
                 await asyncio.gather(*serving, return_exceptions=True)

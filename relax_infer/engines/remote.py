@@ -14,6 +14,7 @@ from typing import Any
 
 from relax_infer.engines._asgi import ASGIMessage, Receive, Scope, Send, reply, reply_bytes
 from relax_infer.engines._named import Named, ids_in, named
+from relax_infer.engines._pauses import pauses
 from relax_infer.engines._table import RequestTable, noting
 from relax_infer.engines.loads import requests_of
 from relax_infer.gateway import Forwarder
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 GENERATING = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})
 ABORT_AGAIN_SECONDS = 0.2
+"""Until the first repeat of an abort; later ones are rarer."""
 GRACE_SECONDS = 2.0
 """That a request, aborted by its id, may take to end before its connection is closed."""
 SETTLE_SECONDS = 5.0
@@ -29,6 +31,9 @@ SETTLE_SECONDS = 5.0
 scheduler, where its own numbers show it. SGLang looks every 4 s whether a caller is there."""
 _NO_ANSWER_SECONDS = 1.0
 """Between aborts while none is answered."""
+_STUBBORN = 10
+"""Aborts of one request after which the log says that they do not help: half a minute."""
+_sleep = asyncio.sleep
 _OLDER = {"/server_info": "/get_server_info", "/model_info": "/get_model_info"}
 """What engines of earlier versions call it."""
 _ABORTED = (503, {"detail": "The request was aborted"})
@@ -67,6 +72,8 @@ class RemoteEngine:
         )
         self._table: RequestTable = RequestTable()
         """Id to its :class:`_Request`."""
+        self._under_way = set[_Request]()
+        """Their connections are not closed."""
         self._over = set[_Request]()
         self._aborts: dict[tuple[str, _Request], asyncio.Task[Any]] = {}
         self._obeys = True
@@ -120,6 +127,7 @@ class RemoteEngine:
             return message
 
         whole = False
+        self._under_way.add(request)
         try:
             whole = await self._forwarder.forward(
                 scope, sent.body, patient, pass_on, stream=sent.stream
@@ -128,8 +136,10 @@ class RemoteEngine:
             if not request.cut:
                 raise
             task.uncancel()
-            await reply(send, *_ABORTED)
+            if not request.answering:  # else it is broken off where it is
+                await reply(send, *_ABORTED)
         finally:
+            self._under_way.discard(request)
             self._leave(request, whole)
 
     def _claim(self, rid: str, request: _Request) -> None:
@@ -167,13 +177,15 @@ class RemoteEngine:
         return list(self._table)
 
     def abort(self, rid: str) -> None:
-        """Again and again until it is answered: the engine may not have read it yet."""
+        """Again and again, but ever more seldom, until it is answered: the engine may not have read
+        it yet."""
         request: _Request | None = self._table.get(rid)
         if request is None:
             return
         if request.named.samples and not request.named.stream and not request.over:
             # No id that is known names its samples; SGLang ends them when nobody listens any more.
-            self._cut(request)
+            if not request.answering:
+                self._cut(request)
         elif (rid, request) not in self._aborts:
             task = asyncio.create_task(self._abort(rid, request))
             self._aborts[rid, request] = task
@@ -207,17 +219,29 @@ class RemoteEngine:
         self._table.clear()
         await self._forwarder.close()
 
+    def cut_all(self) -> None:
+        """Hang up on the engine for every request that it has not ended: its caller gets 503, and
+        of a stream nothing more."""
+        for request in self._under_way:
+            self._cut(request)
+
     # --- to the engine
 
     def _cut(self, request: _Request) -> None:
-        if not request.cut and not request.answering:
+        if not request.cut:
             request.cut = True
             request.task.cancel()
 
     async def _abort(self, rid: str, request: _Request) -> None:
-        while self._table.get(rid) is request and not request.let_be:
+        for told, pause in enumerate(pauses(ABORT_AGAIN_SECONDS), 1):
+            if self._table.get(rid) is not request or request.let_be:
+                return
             answered = await self._tell(rid)
-            await asyncio.sleep(ABORT_AGAIN_SECONDS if answered else _NO_ANSWER_SECONDS)
+            if told == _STUBBORN and answered:
+                log.warning(
+                    "the engine was told %d times to abort %s and goes on with it", told, rid
+                )
+            await _sleep(pause if answered else max(pause, _NO_ANSWER_SECONDS))
 
     async def _tell(self, rid: str) -> bool:
         """Whether it was answered well; said once where it is not."""

@@ -36,13 +36,15 @@ class Clock(Generic[T]):
         return list(self._since)
 
     def _look(self) -> None:
-        self._timer = None
         assert self._loop is not None
-        now = self._loop.time()
-        while self._since:
-            item, since = next(iter(self._since.items()))
-            if now < since + self.seconds:
-                self._timer = self._loop.call_at(since + self.seconds, self._look)
-                return
-            del self._since[item]
-            self._late(item)
+        now, following = self._loop.time(), None
+        try:  # whoever is late may be started again: the timer that runs is still theirs
+            while self._since:
+                item, since = next(iter(self._since.items()))
+                if now < since + self.seconds:
+                    following = self._loop.call_at(since + self.seconds, self._look)
+                    return
+                del self._since[item]
+                self._late(item)
+        finally:
+            self._timer = following

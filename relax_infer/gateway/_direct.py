@@ -20,7 +20,7 @@ from relax_infer.gateway._asgi import JSON
 from relax_infer.gateway._clock import Clock
 from relax_infer.gateway._connection import Broken, Connection
 from relax_infer.gateway._door import Count, refusal
-from relax_infer.gateway._errors import HANG_UP, GatewayError
+from relax_infer.gateway._errors import HANG_UP, GatewayError, ending
 from relax_infer.gateway._headers import Sent, to_backend, to_caller
 from relax_infer.gateway._limits import CALLER_LEFT, Limits, too_large
 from relax_infer.gateway._payload import ChatRequest, MessagesRequest, RawRequest
@@ -154,8 +154,14 @@ class Direct(Exchange):
         if not self.response_complete:
             self._refuse(GatewayError(status, detail, (HANG_UP,)))
 
+    def cut_off(self) -> None:
+        """The gateway ends, and waits no longer."""
+        self.route.bodies.stop(self)
+        if self.running and not self.response_complete:
+            self._fail(ending())
+
     def leave(self) -> None:
-        """The caller has gone, or the gateway goes."""
+        """The caller has gone."""
         self.route.bodies.stop(self)
         if self.running and not self.response_complete:
             self._finish(CALLER_LEFT)

@@ -20,3 +20,9 @@ def routing(error: InferenceRoutingError) -> GatewayError:
     """400 is the caller's fault; 503 may be tried again."""
     again = (RETRY_SOON,) if error.status_code == 503 else ()
     return GatewayError(error.status_code, error.message, again)
+
+
+def ending() -> GatewayError:
+    """For a request that outlives the gateway. Its backend may have been asked, so nothing is said
+    of trying again."""
+    return GatewayError(503, "The gateway is shutting down", (HANG_UP,))

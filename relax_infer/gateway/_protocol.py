@@ -11,7 +11,6 @@ that came before it has its answer, and nothing is read after it.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
@@ -20,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from relax_infer.gateway._clock import Clock
 from relax_infer.gateway._direct import Direct, DirectRoute
+from relax_infer.gateway._flow import LOOK_SECONDS, WatchedFlow
+from relax_infer.gateway._writing import refusal_of
 
 MAX_HEAD = 65_536
 """Bytes of target and headers, trailers included; and of a line that has not ended."""
@@ -48,6 +49,7 @@ class GatewayProtocol(HttpToolsProtocol):
     heads: "Clock[GatewayProtocol]"
     idle: "Clock[GatewayProtocol]"
     lingering: "Clock[GatewayProtocol]"
+    paused: Clock[WatchedFlow]
 
     _head_begun = _in_body = _timed = _is_chunked = False
     _head_bytes = _line_bytes = _unread = 0
@@ -69,10 +71,12 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = WatchedFlow(transport, self.paused)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clocks()
+        cast(WatchedFlow, self.flow).end()
         self._gone = self._deaf = True
         if isinstance(self.cycle, Direct):
             self.cycle = cast(Any, None)
@@ -336,7 +340,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._stop_clocks()
         self._deaf = True
         self.flow.resume_reading()  # to hear when the caller leaves
-        words = _answer(status, detail)
+        words = refusal_of(status, detail)
         if self._in_body and self.pipeline:  # of the newest, which cannot be answered now
             self.pipeline.popleft()
         elif self._in_body and not self.cycle.response_complete:
@@ -388,13 +392,6 @@ def protocol_of(direct: Mapping[bytes, DirectRoute]) -> type[GatewayProtocol]:
         "heads": Clock(HEAD_SECONDS, GatewayProtocol.late_head),
         "idle": Clock(IDLE_SECONDS, GatewayProtocol.hang_up),
         "lingering": Clock(LINGER_SECONDS, GatewayProtocol.lingered),
+        "paused": Clock(LOOK_SECONDS, WatchedFlow.look),
     }
     return type("GatewayProtocol", (GatewayProtocol,), given)
-
-
-def _answer(status: int, detail: str) -> bytes:
-    body = json.dumps({"detail": detail}).encode()
-    return (
-        b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-        b"connection: close\r\n\r\n%s" % (status, len(body), body)
-    )

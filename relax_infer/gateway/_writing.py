@@ -1,5 +1,6 @@
 """An answer's head and chunks as bytes."""
 
+import json
 from http import HTTPStatus
 
 from relax_infer.gateway._asgi import Headers
@@ -17,3 +18,12 @@ def head_of(status: int, headers: Headers) -> bytes:
 def chunk(data: bytes) -> bytes:
     """With its length before it."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def refusal_of(status: int, detail: str) -> bytes:
+    """A whole answer, the last of its connection, to what was not read as a request."""
+    body = json.dumps({"detail": detail}).encode()
+    return (
+        b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+        b"connection: close\r\n\r\n%s" % (status, len(body), body)
+    )

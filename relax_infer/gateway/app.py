@@ -32,7 +32,7 @@ from relax_infer.gateway._clock import Clock
 from relax_infer.gateway._deadline import Deadline
 from relax_infer.gateway._direct import Direct, DirectRoute
 from relax_infer.gateway._door import for_reading, for_work
-from relax_infer.gateway._errors import HANG_UP, GatewayError, routing
+from relax_infer.gateway._errors import HANG_UP, GatewayError, ending, routing
 from relax_infer.gateway._limits import CALLER_LEFT, Limits, too_large
 from relax_infer.gateway._payload import read_generate
 from relax_infer.gateway._reads import Reads, Route
@@ -152,7 +152,7 @@ def create_gateway_app(
 
     async def end() -> None:
         for request in bodies.running() + answers.running():
-            request.leave()
+            request.cut_off()
         await upstream.close()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -270,7 +270,8 @@ async def _answer(
     except asyncio.CancelledError:
         if caller.left:
             return CALLER_LEFT
-        raise
+        task.uncancel()  # the server ends: nobody else knows this task
+        failure = ending()
     finally:
         caller.let_go()
     if started:

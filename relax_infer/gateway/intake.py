@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from relax_infer.contracts.base import MOST_COUNT
 from relax_infer.discovery import Role, RoleSnapshot, etag_of
 
 Outcome = Literal["accepted", "unchanged"]
@@ -58,8 +59,8 @@ class RegistryIntake:
             RegistryRefused: older (term, revision), or another document under the same one.
         """
         role = Role(role)
-        if isinstance(term, bool) or not isinstance(term, int) or term < 0:
-            raise ValueError(f"term must be an integer from 0, got {term!r}")
+        if isinstance(term, bool) or not isinstance(term, int) or not 0 <= term <= MOST_COUNT:
+            raise ValueError(f"term must be an integer from 0 to {MOST_COUNT}, got {term!r}")
         snapshot = RoleSnapshot.from_dict(document)
         if snapshot.role is not role:
             raise ValueError(f"a document of role {snapshot.role} was offered for {role}")

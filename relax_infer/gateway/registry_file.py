@@ -20,6 +20,8 @@ from relax_infer.gateway.intake import Held, RegistryIntake
 
 log = logging.getLogger(__name__)
 
+_LARGEST = 64 << 20
+"""Bytes. A thousand replicas take 200 KB."""
 _CURE = (
     "Give each role (rollout, genrm, teacher) its schema 2 document, as GET /<role>/engines of a"
     " gateway answers it."
@@ -114,6 +116,8 @@ class RegistryFile:
                 f"the registry file {self.path} cannot be read: it is no regular file.", cure=_CURE
             )
         try:
+            if (size := self.path.stat().st_size) > _LARGEST:
+                raise self._wrong(f"it has {size} bytes, {_LARGEST} are the most")
             text = self.path.read_text(encoding="utf-8")
             return json.loads(text) if self.path.suffix == ".json" else yaml.safe_load(text)
         except OSError as error:

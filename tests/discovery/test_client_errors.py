@@ -12,7 +12,7 @@ import ray.exceptions
 from aiohttp import web
 
 from relax_infer.discovery import InferenceClient, InferenceRoutingError
-from tests.discovery.servers import Provider, raw_server
+from tests.discovery.servers import Provider, echo, raw_server
 from tests.gateway.fakes import engine, registry
 
 
@@ -89,3 +89,50 @@ async def test_whatever_else_goes_wrong_can_be_carried_too(way: str, fault: str)
     again = WAYS[way](caught.value)
     assert type(again) is type(caught.value)
     assert str(again) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (["text"], "payload must be a mapping, got list"),
+        (None, "payload must be a mapping, got NoneType"),
+        ({"text": "x", "stream": True}, "read it with client.stream"),
+    ],
+)
+async def test_a_payload_that_cannot_be_asked_is_refused_before_anything_is_sent(
+    payload: Any, says: str
+) -> None:
+    async with (
+        engine(echo) as upstream,
+        InferenceClient(snapshot_provider=(provider := Provider(upstream))) as client,
+    ):
+        with pytest.raises(ValueError, match=says):
+            await client.generate(payload)
+        assert (provider.reads, upstream.posts) == (0, [])
+
+
+async def test_an_answer_that_is_no_json_says_who_gave_it_and_how_it_begins() -> None:
+    async def page(request: web.Request, payload: dict[str, Any]) -> web.Response:
+        return web.Response(text="<html>")
+
+    async with (
+        engine(page) as upstream,
+        InferenceClient(snapshot_provider=Provider(upstream)) as client,
+    ):
+        with pytest.raises(ValueError, match=r"/generate answered no JSON object: '<html>'"):
+            await client.generate({"text": "x"})
+
+
+async def test_a_client_of_another_event_loop_says_so_and_sends_nothing() -> None:
+    async with (
+        engine(echo) as upstream,
+        InferenceClient(snapshot_provider=Provider(upstream)) as client,
+    ):
+        await client.generate({"text": "x"})
+
+        def elsewhere() -> None:
+            asyncio.run(client.generate({"text": "x"}))
+
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            await asyncio.to_thread(elsewhere)
+        assert len(upstream.posts) == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 import ssl
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,34 @@ async def test_a_token_for_discovery_does_not_go_to_the_engines_that_it_names(
         async with InferenceClient(snapshot_provider=Provider(upstream), headers=headers) as client:
             await client.generate({"text": "x"})
         assert upstream.posts[2][0]["Authorization"] == f"Bearer {TOKEN}"
+
+
+async def test_no_error_shows_the_token_that_was_sent(tmp_path: Path) -> None:
+    """Ray, logs and test runners show an error's repr, and pickles of it travel."""
+    async with gateway(callers=callers(tmp_path)) as front:
+        url = f"{front.url}/genrm"
+        async with InferenceClient(discovery_url=url, headers=BEARER) as client:
+            with pytest.raises(aiohttp.ClientResponseError) as refused:
+                await client.generate({"text": "x"})
+    assert refused.value.status == 503
+    assert TOKEN not in repr(refused.value)
+    assert TOKEN.encode() not in pickle.dumps(refused.value)
+
+
+async def test_headers_of_another_request_that_are_passed_on_do_not_say_where_this_one_ends() -> (
+    None
+):
+    foreign = {"Host": "other", "Content-Length": "3", "Connection": "close", "x-request-id": "7"}
+    async with (
+        engine(echo) as upstream,
+        InferenceClient(
+            snapshot_provider=Provider(upstream), headers={"transfer-encoding": "chunked"}
+        ) as client,
+    ):
+        assert await client.generate({"text": "x"}, headers=foreign) == {"text": "ok"}
+    ((sent, body),) = upstream.posts
+    assert json.loads(body) == {"text": "x"}
+    assert (sent["x-request-id"], sent["host"]) == ("7", upstream.url.removeprefix("http://"))
 
 
 async def test_headers_leave_a_conditional_read_as_it_is() -> None:

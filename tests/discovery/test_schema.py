@@ -102,7 +102,7 @@ def test_text_is_trimmed_and_not_empty(value: object) -> None:
         replica(engine_id=value)
 
 
-@pytest.mark.parametrize("value", [-1, True, 1.0, "1", None])
+@pytest.mark.parametrize("value", [-1, True, 1.0, "1", None, 2**53, 10**400])
 def test_an_integer_is_an_int_from_zero(value: object) -> None:
     with pytest.raises(ValueError, match="generation"):
         replica(generation=value)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import aiohttp
 import pytest
@@ -234,6 +235,44 @@ async def test_a_body_beyond_the_limit_is_413_and_the_engine_hears_nothing(
         assert "1000 bytes" in (await response.json())["detail"]
     assert made.engine.seen == []
     assert made.fence.gate.inflight == 0
+
+
+@pytest.mark.parametrize("path", ["/generate", "/abort_request", "/close_session"])
+async def test_a_body_that_is_announced_too_large_is_413_before_it_is_asked_for(fake, path):
+    """Its sender waits for a 100 before it sends anything, and here for the answer."""
+    made, _ = fake
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(made.url.rsplit(":", 1)[1]))
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+    writer.write(f"{head}content-length: {99 << 30}\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in await reader.read()
+    writer.close()
+    assert made.engine.seen == []
+    assert made.fence.gate.inflight == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/model_info"])
+async def test_what_is_only_read_has_no_use_for_a_body_and_keeps_none(fake, path):
+    made, _ = fake
+    held: list[int] = []
+
+    async def parts():
+        for _ in range(64):
+            yield b"x" * (1 << 20)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        held.append(len((await receive())["body"]))
+        await made.engine._reply(send, 200, {})
+
+    made.fence.app = answer
+    async with aiohttp.ClientSession(made.url) as client:
+        try:
+            async with client.get(path, data=parts()) as response:
+                assert response.status == 200
+        except aiohttp.ClientError:
+            pass  # it was answered before it had sent everything
+    assert held == [0]
 
 
 def test_the_limit_is_a_gateway_s():

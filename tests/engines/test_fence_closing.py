@@ -178,6 +178,24 @@ async def test_open_close_and_lifecycle_paths_refuse_an_older_or_rival_token(fak
     assert made.fence.memory.seen == LATER
 
 
+@pytest.mark.parametrize("counter", [str(2**62), "9" * 5000])
+async def test_a_counter_that_no_grant_reaches_locks_nobody_out(fake, counter):
+    made, _ = fake
+    async with aiohttp.ClientSession(
+        "http://fence", connector=aiohttp.UnixConnector(str(made.socket))
+    ) as private:
+        headers = {"x-relax-fence": f"{counter}:a"}
+        async with private.post("/_fence/close", headers=headers) as answer:
+            assert answer.status == 409
+            told = await answer.json()
+    assert "has a counter above 9007199254740991" in told["detail"]
+    assert told["stale"] is False
+    assert made.fence.gate.ready is True
+    await EngineControl(made.socket).close(LATER)
+    with pytest.raises(ValueError, match="counter"):
+        FenceToken(counter=2**62, grant_id="a")
+
+
 async def test_a_late_drain_of_an_earlier_grant_ends_nothing_of_the_next(fake):
     """It may have begun while the engine was its own, and be at its next abort."""
     made, client = fake

@@ -114,6 +114,34 @@ async def test_a_stop_that_takes_too_long_says_so_with_the_gate_closed(
             (await post).close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_it_ends_though_the_engine_goes_on_with_what_it_was_told_to_abort(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    told: list[str] = []
+    monkeypatch.setattr(FakeEngine, "abort", lambda self, rid: told.append(rid))
+    monkeypatch.setattr(guard_module, "_ENDING_SECONDS", 0.1)
+    async with guard(url_of(engine)) as made:
+        await aside(made.open, TOKEN)
+        async with aiohttp.ClientSession(made.url) as client:
+            body = {"rid": "r", "stream": stream}
+            post = asyncio.create_task(client.post("/generate", json=body))
+            await until(lambda: "r" in engine.running)
+            if stream:
+                await post
+            await aside(made.stop)
+            async with await post as answer:
+                if stream:
+                    with pytest.raises(aiohttp.ClientPayloadError):
+                        await answer.read()
+                else:
+                    assert answer.status == 503
+                    assert await answer.json() == {"detail": "The request was aborted"}
+    assert told
+    assert len(engine.bodies) == 1
+    engine.running["r"].set()
+
+
 def test_a_start_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch):
     async def never(*given: Any) -> None:
         await asyncio.sleep(1)

@@ -9,6 +9,7 @@ import pytest
 from relax_infer.engines import remote
 from relax_infer.engines._call import _beginning
 from relax_infer.engines._named import ids_in, named
+from relax_infer.engines._pauses import SELDOM_SECONDS
 from relax_infer.engines.loads import requests_of
 from relax_infer.engines.remote import RemoteEngine
 from tests.engines.fake_engine import FakeEngine, Served, served
@@ -219,6 +220,41 @@ async def test_an_id_of_somebody_else_is_not_aborted_for_whoever_took_it_too():
         assert engine.request_ids() == []
         assert fake.aborted == []
         await engine.close()
+
+
+async def test_an_engine_that_goes_on_is_told_ever_more_seldom_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(remote, "_sleep", sleep)
+    fake, told = FakeEngine(), list[str]()
+
+    async def stubborn(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/abort_request":
+            told.append(json.loads((await receive())["body"])["rid"])
+            await fake._reply(send, 200, {})
+        else:
+            await fake(scope, receive, send)
+
+    async with served(stubborn) as url:
+        engine = RemoteEngine(url)
+        one = asyncio.create_task(answer_of(engine, "/generate", b'{"rid": "r"}'))
+        await until(lambda: "r" in fake.running)
+        engine.abort_all()
+        await until(lambda: len(slept) > 15)
+        fake.running["r"].set()
+        assert (await one)[0] == 200
+        await until(lambda: not engine._aborts)
+        await engine.close()
+    assert slept == sorted(slept)
+    assert (slept[0], slept[-1]) == (remote.ABORT_AGAIN_SECONDS, SELDOM_SECONDS)
+    (said,) = [each for each in caplog.messages if "goes on with it" in each]
+    assert "10 times to abort r" in said
 
 
 async def test_an_engine_that_does_not_obey_is_told_of_once(caplog: pytest.LogCaptureFixture):

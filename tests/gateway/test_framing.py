@@ -208,6 +208,26 @@ async def test_a_caller_that_leaves_takes_its_waiting_requests_along(front: Gate
         assert len(upstream.requests) == 1
 
 
+@pytest.mark.parametrize("path", [b"/teacher/generate", b"/teacher/generate?app"])
+@pytest.mark.parametrize("ahead", ["many", "large"])
+async def test_a_caller_that_sent_more_than_may_wait_is_still_heard_to_leave(
+    front: Gateway, path: bytes, ahead: str
+) -> None:
+    """Nothing is read from it any more, so not its end either."""
+    rest = request() * 40 if ahead == "many" else request(body=GOOD + b" " * 200_000)
+    async with wire(Say(None)) as upstream:
+        front.publish("teacher", upstream.url)
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        first = request(body=b'{"text": "x", "rid": "first"}')
+        writer.write(first.replace(b"/teacher/generate", path) + rest)
+        await writer.drain()
+        await until(lambda: len(upstream.requests) == 1)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await until(lambda: upstream.closed == 1 and upstream.aborts == ["first"])
+        assert len(upstream.requests) == 1
+
+
 async def test_the_bodies_that_wait_for_their_turn_are_bounded() -> None:
     """A caller that sends on while nothing is answered is stopped by TCP, not by memory."""
     go = asyncio.Event()
@@ -357,3 +377,27 @@ def test_one_clock_is_late_for_each_in_its_order(uvloop_: bool) -> None:
         assert clock.running() == []
 
     (uvloop.run if uvloop_ else asyncio.run)(test())
+
+
+async def test_who_is_started_again_when_late_takes_no_further_timer() -> None:
+    late: list[str] = []
+
+    def again(who: str) -> None:
+        late.append(who)
+        if len(late) < 5:
+            clock.start(who)
+
+    clock: Clock[str] = Clock(0.01, again)
+    loop, made = asyncio.get_running_loop(), list[object]()
+    call_at = loop.call_at
+
+    def counting(*given: Any, **more: Any) -> asyncio.TimerHandle:
+        handle = call_at(*given, **more)
+        if getattr(given[1], "__self__", None) is clock:
+            made.append(handle)
+        return handle
+
+    loop.call_at = counting  # asyncio's call_later is one of these, too
+    clock.start("a")
+    await until(lambda: len(late) == 5)
+    assert len(made) == 5

@@ -61,6 +61,19 @@ async def test_what_is_no_registry_of_that_role_changes_nothing() -> None:
         assert held.order == (1, 1)
 
 
+@pytest.mark.parametrize(("term", "revision"), [(2**62, 1), (1, 2**62), (1, 10**400)])
+async def test_an_order_that_nothing_gets_to_does_not_lock_out_what_follows(
+    term: int, revision: int
+) -> None:
+    async with gateway() as front, aiohttp.ClientSession() as session:
+        status, told = await put(front, "genrm", {"term": term, "document": at(revision)})
+        assert status == 400
+        assert "9007199254740991" in told["detail"]
+        assert (await put(front, "genrm", {"term": 1, "document": at(1)}))[0] == 200
+        async with session.get(f"{front.url}/metrics") as answer:
+            assert answer.status == 200
+
+
 async def test_the_control_app_shows_what_is_held() -> None:
     async with gateway() as front, aiohttp.ClientSession() as session:
         await put(front, "genrm", {"term": 3, "document": at(2)})

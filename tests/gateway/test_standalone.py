@@ -192,6 +192,10 @@ def test_a_file_that_cannot_be_read_ends_it_with_2(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     ended = command("--port", "0", "--registry", str(binary))
     assert (ended.exit_code, "is not YAML" in ended.stderr) == (2, True)
+    with binary.open("r+b") as large:
+        large.truncate(1 << 40)  # nothing of it is read
+    ended = command("--port", "0", "--registry", str(binary))
+    assert (ended.exit_code, "67108864 are the most" in ended.stderr) == (2, True)
 
 
 def test_a_port_in_use_ends_it_with_2(tmp_path: Path) -> None:
@@ -318,6 +322,42 @@ async def test_a_stop_lets_a_running_request_end(tmp_path: Path) -> None:
                     source.go.put_nowait(True)
                 assert await answer.content.read() == b"".join(CHUNKS[1:])
             await until(lambda: running.poll() == 0)
+
+
+@pytest.mark.parametrize("query", ["", "?app"])
+async def test_a_stop_tells_those_whose_answers_do_not_come_in_time_and_aborts_them(
+    tmp_path: Path, query: str
+) -> None:
+    import aiohttp
+
+    from tests.gateway.test_gateway import CHUNKS, Streaming
+
+    file, source = tmp_path / "registry.json", Streaming()
+
+    async def silent(request: Any, payload: dict[str, Any]) -> Any:
+        if not payload.get("stream"):
+            await asyncio.Event().wait()
+        return await source(request, payload)
+
+    async with engine(silent) as upstream, aiohttp.ClientSession() as session:
+        file.write_text(json.dumps({"genrm": document(upstream.url)}))
+        with started(file) as (running, url):
+            address = f"{url}/genrm/generate{query}"
+            source.go.put_nowait(True)
+            whole = asyncio.create_task(session.post(address, json={"text": "x", "rid": "whole"}))
+            payload = {"text": "x", "rid": "parts", "stream": True}
+            async with session.post(address, json=payload) as answer:
+                assert await answer.content.readexactly(len(CHUNKS[0])) == CHUNKS[0]
+                await until(lambda: len(upstream.posts) == 2)
+                running.send_signal(signal.SIGTERM)
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await answer.content.read()
+            async with await whole as answer:
+                assert answer.status == 503
+                assert await answer.json() == {"detail": "The gateway is shutting down"}
+                assert "Retry-After" not in answer.headers
+            await until(lambda: running.poll() == 0)
+            await until(lambda: sorted(upstream.aborts) == ["parts", "whole"])
 
 
 async def test_a_pipe_in_the_place_of_the_file_is_said_and_not_waited_for(tmp_path: Path) -> None:
