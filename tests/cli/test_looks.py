@@ -331,8 +331,14 @@ def test_a_field_that_has_nothing_to_do_with_a_plan_is_not_named_with_its_faults
         (("distillation.divergence=forward_kl",), ["distillation"]),
         (('evaluation.sets=[{"name": "a"}, {"name": "a"}]',), ["evaluation"]),
         (('evaluation.sets=[{"name": "a", "source": "file"}]',), ["evaluation.sets.0"]),
-        (("genrm.prompt=judge {response}", 'genrm.verdict={"pattern": "("}'), ["genrm.verdict.pattern"]),
-        (("genrm.prompt=judge {response}", "genrm.verdict={lowest: 2, highest: 1}"), ["genrm.verdict"]),
+        (
+            ("genrm.prompt=judge {response}", 'genrm.verdict={"pattern": "("}'),
+            ["genrm.verdict.pattern"],
+        ),
+        (
+            ("genrm.prompt=judge {response}", "genrm.verdict={lowest: 2, highest: 1}"),
+            ["genrm.verdict"],
+        ),
         (("data.answer_pattern=(",), ["data.answer_pattern"]),
     ],
 )
