@@ -11,6 +11,16 @@ Send = Callable[[ASGIMessage], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class Refused(Exception):
+    """What a caller sent is at fault; the engine does not hear of it."""
+
+    def __init__(
+        self, status: int, detail: str, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.status, self.detail, self.headers = status, detail, headers
+
+
 async def reply(
     send: Send, status: int, document: object, headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from relax_infer.engines._asgi import ASGIMessage, Receive
+from relax_infer.engines._asgi import ASGIMessage, Receive, Refused
 from relax_infer.engines._pauses import pauses
-from relax_infer.engines._rids import Refused, request_ids, with_other_ids
+from relax_infer.engines._rids import request_ids, with_other_ids
 from relax_infer.engines.request_log import Reason
 
 ABORT_AGAIN_SECONDS = 0.05

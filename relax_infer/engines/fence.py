@@ -20,6 +20,7 @@ from relax_infer.engines._asgi import (
     App,
     ASGIMessage,
     Receive,
+    Refused,
     Scope,
     Send,
     header,
@@ -31,7 +32,6 @@ from relax_infer.engines._asgi import (
 )
 from relax_infer.engines._call import ABORT_AGAIN_SECONDS, Backend, Call
 from relax_infer.engines._pauses import pauses
-from relax_infer.engines._rids import Refused
 from relax_infer.engines._routes import ABORT, GATED, METADATA, METRICS, UNGATED, needs_token
 from relax_infer.engines.guard_metrics import GuardMetrics
 from relax_infer.engines.request_log import RequestLog

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relax_infer.engines._asgi import ASGIMessage, Receive, Scope, Send, reply, reply_bytes
+from relax_infer.engines._asgi import ASGIMessage, Receive, Refused, Scope, Send, reply, reply_bytes
 from relax_infer.engines._named import Named, ids_in, named
 from relax_infer.engines._pauses import pauses
 from relax_infer.engines._table import RequestTable, noting
@@ -92,7 +92,13 @@ class RemoteEngine:
         if body is None:
             return
         if scope["method"] == "POST" and scope["path"] in GENERATING:
-            await self._generate(scope, named(body), receive, send)
+            try:
+                sent = named(body)
+            except Refused as refused:
+                await reply(send, refused.status, {"detail": refused.detail}, refused.headers)
+                return
+            del body
+            await self._generate(scope, sent, receive, send)
         elif scope["method"] == "GET" and scope["path"] in _OLDER:
             await self._about_itself(scope["path"], send)
         elif await self._forwarder.forward(scope, body, receive, send, stream=False):

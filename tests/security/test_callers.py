@@ -69,6 +69,9 @@ async def test_without_a_known_token_nothing_is_answered_and_no_engine_hears_of_
             assert (await get(front.url + path, bearer(RUN))).status == 200
         assert (await get(front.url + "/healthz")).status == 200
         assert upstream.posts == []
+        for token in ({}, bearer(RUN)):  # which routes there are is no secret
+            assert (await get(front.url + "/genrm/nothing", token)).status == 404
+            assert (await get(front.url + "/genrm/generate", token)).status == 405
 
 
 async def test_a_caller_may_ask_its_roles_only_and_the_engine_never_sees_its_token(tmp_path: Path):
