@@ -40,7 +40,8 @@ _ERRORS = {
     429: "With tokens: more than this caller may; Retry-After says when to ask again",
     431: "The request head is too large",
     502: "The backend broke off, or answered something else than JSON",
-    503: "Nothing may be called at the moment; Retry-After says when to ask again",
+    503: "Nothing may be called at the moment; Retry-After says when to ask again, and where it is"
+    " not there, the gateway was stopped before the answer came",
     504: "The deadline passed; the backend was told to stop",
 }
 _AGAIN = {"Retry-After": {"schema": {"type": "string"}}}
