@@ -72,7 +72,7 @@ async def test_it_waits_until_the_engine_is_idle_and_says_why_and_ends_what_runs
                         break
             running.send_signal(signal.SIGTERM)
             assert await asked == 200
-            assert fake.aborted == ["r"]
+            assert set(fake.aborted) == {"r"}, "again if it was slow to end"
             await until(lambda: running.poll() == 0)
     events = [(row["event"], row["reason"]) for row in read_request_log(rows) if "reason" in row]
     assert events[-1] == ("ended", "cancelled")
