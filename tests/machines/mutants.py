@@ -28,6 +28,7 @@ from relax_infer.machines import (
     LEASE,
     RECOVERY,
     REPLICA,
+    STEP,
     GroupEvent,
     GroupState,
     LeaseEvent,
@@ -49,9 +50,11 @@ from workflows.replica_recovery import ReplicaRecovery
 Edge = tuple[StrEnum, StrEnum]
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
-MACHINES: tuple[Machine[Any, Any], ...] = (LEASE, BATCH, REPLICA, GROUP, RECOVERY)
+MACHINES: tuple[Machine[Any, Any], ...] = (LEASE, BATCH, REPLICA, GROUP, RECOVERY, STEP)
 _TWO = ("rollout", "trainer")
 _THREE = ("rollout", "genrm", "trainer")
+TAUGHT = Config(roles=("rollout", "teacher", "trainer"), faults=1)
+JUDGED_AND_TAUGHT = Config(roles=("rollout", "genrm", "teacher", "trainer"), faults=1)
 LOST_LEASE = Config(roles=_TWO, faults=1, allow=frozenset({"lease_lost"}))
 SHALLOW = (
     Config(roles=_TWO, faults=1),
@@ -85,6 +88,10 @@ def _lost(other: str) -> Config:
 
 
 ONE_WAY = {
+    "without Step phase ROLLOUT_OFFLOADING on TEACHING_STARTED": TAUGHT,
+    "without Step phase TEACHER_SCORING on SCORES_IN": TAUGHT,
+    "without Step phase TEACHER_SCORING on GAVE_UP": TAUGHT,
+    "without Step phase GENRM_SCORING on TEACHING_STARTED": JUDGED_AND_TAUGHT,
     "a-group-goes-to-sleep-with-its-token": _three("answer", "late"),
     "what-was-given-up-is-not-asked-to-let-go": _three("answer", "late", replicas=2),
     "an-engine-does-not-ask-whether-its-grant-is-closed": _three("request_lost", "answer", "late"),
