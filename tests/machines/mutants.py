@@ -23,6 +23,7 @@ from relax_infer.engines import closed_grants
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.engines.resident import Resident
 from relax_infer.machines import (
+    ALL,
     BATCH,
     GROUP,
     LEASE,
@@ -120,7 +121,7 @@ ONE_WAY = {
 @contextmanager
 def fresh() -> Iterator[pytest.MonkeyPatch]:
     """Rules that may be changed and are as before afterwards."""
-    tables = [(machine, machine.transitions) for machine in MACHINES]
+    tables = [(machine, machine.transitions) for machine in ALL]
     with pytest.MonkeyPatch.context() as patch:
         values.forget()
         try:
@@ -149,6 +150,15 @@ def without(machine: Machine[Any, Any], edge: Edge) -> Mutate:
     def mutate(patch: pytest.MonkeyPatch) -> None:
         left = {key: to for key, to in machine.transitions.items() if key != edge}
         _set_transitions(machine, left)
+
+    return mutate
+
+
+def leading_to(machine: Machine[Any, Any], edge: Edge, state: StrEnum) -> Mutate:
+    """The table with one transition that leads elsewhere."""
+
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        _set_transitions(machine, {**machine.transitions, edge: state})
 
     return mutate
 
