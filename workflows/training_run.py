@@ -405,7 +405,8 @@ class TrainingRun(RunCore):
     async def _take_down(self) -> None:
         await self._premises.close()
         self._front = None
-        if self._state is RunState.RUNNING:  # a person had to resolve something on the way down
+        # A person had to resolve something on the way down, and may have asked for a pause since.
+        if self._state in (RunState.RUNNING, RunState.PAUSING):
             self._move(RunEvent.STOP_ASKED, "stops")
 
     async def _ask_person(self, trouble: str, then: str) -> str | None:

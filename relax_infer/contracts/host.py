@@ -12,6 +12,12 @@ class HostIdentity(Message):
     """New at every boot."""
     pid_namespace: str
 
+    def another_boot(self, then: "HostIdentity") -> bool:
+        """Whether nothing of ``then`` can hold this host's devices: it ran under another boot, of
+        this kernel or of another machine's, whose devices are its own. Says nothing of what became
+        of it: that takes :meth:`booted_since`."""
+        return then.boot_id != self.boot_id
+
     def booted_since(self, then: "HostIdentity") -> bool:
         """Whether it is the machine of ``then``, booted again: nothing of that time runs."""
         same_machine = bool(then.machine_id) and then.machine_id == self.machine_id

@@ -196,7 +196,7 @@ def _trainers(mine: Path, devices: Collection[str], node_ip: str) -> list[Orphan
         elif there.resident_under is None:
             continue
         else:
-            why = f"{there.pid} in another pid namespace; remove {path} once it is gone"
+            why = f"{there.pid} in another pid namespace; {_word(path)}"
         found.append(
             Orphan(
                 run=there.run,
@@ -298,18 +298,23 @@ def _files(
             yield path, None
 
 
+def _word(path: Path) -> str:
+    """How a person says of processes which nobody here can see that they are gone."""
+    return (
+        "a container that was started anew leaves such a file: once `nvidia-smi` on the node itself"
+        f" shows nobody on it, `rm {path}` here"
+    )
+
+
 def _alive(holder: Holder, path: Path) -> tuple[tuple[int, ...], str | None]:
     """Its living processes, or why nobody here can tell."""
     here, there = host_processes.this_host(), holder.processes.host
-    if here.booted_since(there):
+    if here.another_boot(there):
         return (), None
     if here != there:
         # Its pids mean other processes here, or none: that none is found says nothing.
         session = holder.processes.session or "not known"
-        return (), (
-            f"{session} on another host or in another pid namespace;"
-            f" remove {path} once they are gone"
-        )
+        return (), f"{session} on another host or in another pid namespace; {_word(path)}"
     try:
         rows = find_processes(holder.processes)
     except UnconfirmedError as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from relax_infer.contracts.training import (
     TrainRequest,
     TrainResult,
 )
-from relax_infer.training.others import OtherRankFailed, RankMoved
+from relax_infer.training.others import OtherRankFailed, RankLost, RankMoved
 from relax_infer.training.residence import TrainerFiles
 from relax_infer.training.watching import watched
 
@@ -33,6 +33,8 @@ ACTOR_SECONDS = 90.0
 """For an actor to be placed, started and to answer its first call."""
 OPERATION_SECONDS = 600.0
 """For an onload, which may read a checkpoint, or an offload, which may wait for an update."""
+FORGET_SECONDS = 120.0
+"""For a rank to let go on a person's word. One that has not by then is at work or hangs."""
 READ_SECONDS = 30.0
 TRAIN_SECONDS = 86_400.0
 OTHERS_SECONDS = 60.0
@@ -58,6 +60,8 @@ class TrainerGroup:
 
     def __init__(self, spec: TrainerSpec) -> None:
         self.spec = spec
+        self._pids = dict[int, int]()
+        """By rank, of actors that have answered."""
 
     async def start(self) -> TrainerStatus:
         """The actors answer; nothing is on the GPUs yet. Idempotent."""
@@ -123,7 +127,7 @@ class TrainerGroup:
             log.warning("%s cannot be asked to let go: %r", self._named(rank), error)
             return None
         try:
-            return await _answer(actor.forget.remote(op), OPERATION_SECONDS)
+            return await _answer(actor.forget.remote(op), FORGET_SECONDS)
         except RankMoved as error:
             log.warning("%s cannot be asked to let go: %s", self._named(rank), error)
             return None
@@ -135,14 +139,29 @@ class TrainerGroup:
             raise strange[0]
         for_good = any(isinstance(e, PermanentError | StaleFence) for e in wrong.values())
         told = "; ".join(f"{self._named(rank)}: {error}" for rank, error in wrong.items())
+        # A permanent error says itself what to end: not the process that says it.
+        left = [rank for rank, error in wrong.items() if not isinstance(error, PermanentError)]
         return (PermanentError if for_good else UnconfirmedError)(
             f"The word does not stand for what can be asked, and did not let go: {told}",
-            cure="End the trainer's process on that node, then say it again.",
+            cure=f"First {self._end_them(left)}; then say it again." if left else "",
         )
 
     def _named(self, rank: int) -> str:
-        where = f" on node {self.spec.bundles[rank].node_ip}" if self.spec.bundles else ""
-        return f"trainer rank {rank}{where}"
+        process = f" (process {self._pids[rank]})" if rank in self._pids else ""
+        return f"trainer rank {rank}{self._where(rank)}{process}"
+
+    def _where(self, rank: int) -> str:
+        return f" on node {self.spec.bundles[rank].node_ip}" if self.spec.bundles else ""
+
+    def _end_them(self, ranks: Iterable[int]) -> str:
+        """How a person does."""
+        return "; ".join(
+            f"see{self._where(rank)} what it is (`ps -o pid,stat,lstart,cmd -p {pid}`; T: frozen,"
+            f" D: in the kernel) and end it (`kill -9 {pid}`)"
+            if (pid := self._pids.get(rank))
+            else f"end the trainer's process{self._where(rank)}"
+            for rank in ranks
+        )
 
     async def train(self, request: TrainRequest) -> TrainResult:
         """One update from a committed partition, once; the ledger answers a repeat.
@@ -151,7 +170,12 @@ class TrainerGroup:
         """
         actors, meeting = await self._met()
         calls = [
-            watched(actor.train.remote(request, meeting), partial(_pulse, actor), self._named(rank))
+            watched(
+                actor.train.remote(request, meeting),
+                partial(_pulse, actor),
+                self._named(rank),
+                self._end_them([rank]),
+            )
             for rank, actor in enumerate(actors)
         ]
         return (await self._all(calls, TRAIN_SECONDS))[0]
@@ -216,14 +240,16 @@ class TrainerGroup:
     async def _all(self, calls: Sequence[Awaitable[T]], seconds: float) -> list[T]:
         """Every rank's answer, or the error that says most.
 
-        Ranks that still wait for one which failed are ended: the next call makes the group anew.
+        A rank that is lost in an update, and those that still wait for one which failed, are ended:
+        the next call makes the group anew.
         """
         tasks = [asyncio.ensure_future(_answer(call, seconds)) for call in calls]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            _, pending = await asyncio.wait(tasks, timeout=OTHERS_SECONDS)
-            if pending:
+            done, pending = await asyncio.wait(tasks, timeout=OTHERS_SECONDS)
+            if pending or any(isinstance(task.exception(), RankLost) for task in done):
                 await self._end()
+            if pending:
                 await asyncio.wait(pending)
         finally:
             for task in tasks:
@@ -262,11 +288,13 @@ class TrainerGroup:
                 deadline = asyncio.get_running_loop().time() + ACTOR_SECONDS
             left = deadline - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(actor.ping.remote(), max(_POLL, left))
+                pid = await asyncio.wait_for(actor.ping.remote(), max(_POLL, left))
             except TimeoutError as error:
                 raise TransientError(
                     f"Trainer actor {name} did not answer within {ACTOR_SECONDS:.0f} s.",
-                    cure="Its bundle may be full or its node down: look at `ray status`.",
+                    cure=f"Its bundle may be full or its node{self._where(rank)} down: look at `ray"
+                    f" status`. Or it is frozen: `ray list actors --filter name={name}` says which"
+                    " process; end it there (`kill -9 PID`).",
                 ) from error
             except RayActorError as error:
                 # It was dying when it was found; nothing was asked of it yet.
@@ -276,6 +304,7 @@ class TrainerGroup:
                     )
                 await asyncio.sleep(_POLL)
             else:
+                self._pids[rank] = pid
                 return actor
 
     def _find_actor(self, rank: int) -> Any | None:

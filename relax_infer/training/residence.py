@@ -15,9 +15,10 @@ from relax_infer.contracts.base import Message
 from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceMemory, FenceRecord, FenceToken
 from relax_infer.contracts.training import TrainerSpec
+from relax_infer.engines import host_processes
 from relax_infer.engines.closed_grants import ClosedGrants
 from relax_infer.engines.holder import folder_of
-from relax_infer.engines.trainer_process import RESIDENCE, Residence, pid_namespace
+from relax_infer.engines.trainer_process import RESIDENCE, Residence
 from relax_infer.training.hf_folder import sync_folder
 from relax_infer.training.ledger import run_folder
 
@@ -31,6 +32,7 @@ class TrainerFiles:
         here = folder_of(spec.run.store, spec.run.run)
         self._residence = here / f"{spec.actor_name(rank)}{RESIDENCE}"
         self._run, self._holder = spec.run.run, f"trainer/rank-{rank}"
+        self._node = f" on node {spec.bundles[rank].node_ip}" if spec.bundles else ""
         self._devices = (spec.bundles[rank].device,) if spec.bundles else ()
         self._fence = run_folder(spec.run) / "trainer" / f"rank-{rank}.fence.json"
         self.closed = ClosedGrants(spec.run.store, spec.run.run, self._holder)
@@ -48,16 +50,57 @@ class TrainerFiles:
 
     def write_residence(self, resident_under: FenceToken | None) -> None:
         """Of this process."""
+        host, me = host_processes.this_host(), host_processes.process(os.getpid())
         mine = Residence(
             pid=os.getpid(),
             started=psutil.Process().create_time(),
-            pid_namespace=pid_namespace(),
+            ticks=None if me is None else me.stamp.started,
+            pid_namespace=host.pid_namespace,
+            boot_id=host.boot_id,
             resident_under=resident_under,
             run=self._run,
             holder=self._holder,
             devices=self._devices,
         )
         _write(self._residence, mine)
+
+    def check_gone(self, earlier: Residence) -> None:
+        """The process that wrote ``earlier`` is gone, or is this one.
+
+        Raises:
+            UnconfirmedError: it lives, or this process could not see it if it did.
+        """
+        if earlier.booted_since:
+            return
+        pid = earlier.pid
+        if not earlier.seen_from_here:
+            raise UnconfirmedError(
+                f"An earlier trainer ran as process {pid} in another pid namespace{self._node}, as"
+                f" {self._residence} there says, so nobody here can tell whether it is gone.",
+                cure="A container that was started anew leaves such a file. Once `nvidia-smi` on"
+                " the node itself shows nobody on the trainer's GPU, say so: `relax-infer resolve"
+                f" {self._run} --who NAME --why TEXT --confirm-released`.",
+            )
+        if earlier.lives:
+            raise UnconfirmedError(
+                f"An earlier trainer process, {pid}{self._node}, is still alive and may hold the"
+                " GPU.",
+                cure=f"Ray believes it dead. See there what it is (`ps -o pid,stat,lstart,cmd -p"
+                f" {pid}`; T: frozen, D: in the kernel) and end it (`kill -9 {pid}`); then it goes"
+                " on by itself.",
+            )
+
+    def check_not_seen(self, earlier: Residence) -> None:
+        """Before a person's word is taken for what cannot be looked at.
+
+        Raises:
+            PermanentError: it can be looked at, and the process that wrote ``earlier`` lives.
+        """
+        if earlier.seen_from_here and earlier.lives:
+            raise PermanentError(
+                f"An earlier trainer process, {earlier.pid}{self._node}, is alive on this host.",
+                cure=f"End it there (`kill -9 {earlier.pid}`), then say so again.",
+            )
 
 
 def _read(path: Path, model: type[_M]) -> _M | None:
@@ -77,34 +120,3 @@ def _write(path: Path, value: Message) -> None:
         os.fsync(file.fileno())
     partial.replace(path)
     sync_folder(path.parent)
-
-
-def check_gone(residence: Residence) -> None:
-    """The process that wrote ``residence`` is gone, or is this one.
-
-    Raises:
-        UnconfirmedError: it lives, or this process could not see it if it did.
-    """
-    if not residence.seen_from_here:
-        raise UnconfirmedError(
-            f"An earlier trainer ran as process {residence.pid} in another pid namespace.",
-            cure="Whether it still holds its GPU has to be looked at there.",
-        )
-    if residence.lives:
-        raise UnconfirmedError(
-            f"An earlier trainer process, {residence.pid}, is still alive and may hold the GPU.",
-            cure="Ray believes it dead; end it, then ask again.",
-        )
-
-
-def check_not_seen(residence: Residence) -> None:
-    """Before a person's word is taken for what cannot be looked at.
-
-    Raises:
-        PermanentError: it can be looked at, and the process that wrote ``residence`` lives.
-    """
-    if residence.seen_from_here and residence.lives:
-        raise PermanentError(
-            f"An earlier trainer process, {residence.pid}, is alive on this host.",
-            cure="End it, then say so again.",
-        )

@@ -30,7 +30,7 @@ from relax_infer.telemetry.traces import span
 from relax_infer.training._turns import Joined
 from relax_infer.training.others import RankMoved
 from relax_infer.training.policy import PolicyTrainer
-from relax_infer.training.residence import TrainerFiles, check_gone, check_not_seen
+from relax_infer.training.residence import TrainerFiles
 from relax_infer.training.weight_sender import Group, WeightSender
 from relax_infer.transfer.rows import PublishedRows, rows_digest
 
@@ -197,7 +197,7 @@ class TrainerActor:
         except UnconfirmedError as error:
             raise RankMoved(error.message, cure=error.cure) from error
         if self._earlier is not None:
-            check_not_seen(self._earlier)
+            self._files.check_not_seen(self._earlier)
             self._earlier = None
         return await self._offload(op)
 
@@ -283,7 +283,7 @@ class TrainerActor:
     def _admit(self, token: FenceToken, *, loads: bool = False) -> None:
         self._check_place(loads=loads)
         if self._earlier is not None:
-            check_gone(self._earlier)
+            self._files.check_gone(self._earlier)
         known = self._fence.seen
         self._fence.admit(token, loads=loads)
         if token != known:
@@ -315,7 +315,7 @@ class TrainerActor:
             return "the trainer is partly loaded"
         if self._earlier is not None and self._earlier.resident_under is not None:
             try:
-                check_gone(self._earlier)
+                self._files.check_gone(self._earlier)
             except UnconfirmedError as error:
                 return str(error)
         return None

@@ -146,17 +146,21 @@ def test_an_engine_that_cannot_be_seen_from_here_is_no_proof(left, elsewhere):
     (orphan,) = find_orphans(NEW, {DEVICE}, "10.0.0.1")
     assert (orphan.run, orphan.devices, orphan.pids) == ("old", (DEVICE,), ())
     assert f"(processes {2**22 + 1} on another host or in another pid namespace;" in str(orphan)
-    assert f"; remove {path} once they are gone)" in str(orphan)
+    assert f"shows nobody on it, `rm {path}` here)" in str(orphan)
     assert find_orphans(NEW, {"node-1/1"}, "10.0.0.1") == []
     there = BundleBinding(bundle=0, node_id="node-1", node_ip="10.0.0.1", gpu_id=0)
     with pytest.raises(UnconfirmedError, match="in another pid namespace"):
         need_nobody_beside(NEW, "judge/replica-0", (there,))
 
 
-def test_an_engine_whose_host_has_booted_since_is_gone_whoever_has_its_pid_now(left, monkeypatch):
-    now = host_processes.this_host().model_copy(update={"machine_id": "m"})
+@pytest.mark.parametrize("machine", ["m", ""], ids=["a host", "a container"])
+def test_an_engine_whose_host_has_booted_since_is_gone_whoever_has_its_pid_now(
+    left, monkeypatch, machine: str
+):
+    """A container over the same `/tmp` has another pid namespace, and mostly no machine id."""
+    now = host_processes.this_host().model_copy(update={"machine_id": machine})
     monkeypatch.setattr(host_processes, "this_host", lambda: now)
-    written_on({"boot_id": "an earlier boot"})
+    written_on({"boot_id": "an earlier boot", "pid_namespace": "pid:[1]", "machine_id": machine})
     assert find_orphans(NEW, {DEVICE}, "10.0.0.1") == []
 
 
@@ -250,11 +254,28 @@ def test_a_trainer_that_cannot_be_seen_from_here_is_no_proof(trainer):
     _, path = trainer
     changed(path, pid_namespace="pid:[1]")
     (orphan,) = find_orphans(NEW, {DEVICE}, "ip")
-    assert f"in another pid namespace; remove {path}" in str(orphan)
+    assert "in another pid namespace; " in str(orphan)
+    assert f"`rm {path}` here" in str(orphan)
     changed(path, resident_under=None)
     assert find_orphans(NEW, {DEVICE}, "ip") == [], "it said itself that it let go"
     changed(path, resident_under=TOKEN, started=psutil.boot_time() - 1)
     assert find_orphans(NEW, {DEVICE}, "ip") == [], "the host has booted since"
+
+
+@pytest.mark.parametrize("shift", [-3600.0, -0.5])
+def test_a_trainer_is_known_by_its_ticks_also_where_the_clock_was_set(trainer, shift: float):
+    """By the clock of now it was created at another time, or before the last boot."""
+    process, path = trainer
+    row = host_processes.process(process.pid)
+    now = host_processes.this_host()
+    started = min(psutil.Process(process.pid).create_time(), psutil.boot_time()) + shift
+    changed(path, started=started, ticks=row.stamp.started, boot_id=now.boot_id)
+    (orphan,) = find_orphans(NEW, {DEVICE}, "ip")
+    assert orphan.pids == (process.pid,)
+    changed(path, ticks=row.stamp.started + 1)
+    assert find_orphans(NEW, {DEVICE}, "ip") == [], "a later process with its pid"
+    changed(path, pid_namespace="pid:[1]", boot_id="an earlier boot")
+    assert find_orphans(NEW, {DEVICE}, "ip") == []
 
 
 def test_a_trainer_s_file_of_an_earlier_version_is_read_and_stops_nobody(trainer):

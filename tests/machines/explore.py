@@ -12,6 +12,7 @@ from relax_infer.machines import (
     LEASE,
     RECOVERY,
     REPLICA,
+    STEP,
     GroupState,
     IllegalTransition,
     LeaseState,
@@ -186,6 +187,7 @@ def check_state(config: Config, state: State) -> None:
                 for entered in course(recovery).states:
                     _left_by_rule(RECOVERY, entered)
         _left_by_rule(LEASE, state.book.lease(name).state)
+    _left_by_rule(STEP, state.step.phase)
     if state.book.batch is not None:
         _left_by_rule(BATCH, state.book.batch.state)
     if wrong := books.wrongly_granted(state.book, holders):
@@ -230,6 +232,11 @@ _LEFT_BY: dict[str, dict[str, frozenset[str]]] = {
     "Lease": {
         "BLOCKED": frozenset({"ACTIVE_PROVED", "RELEASE_PROVED", "RESOLVED_BY_OPERATOR"}),
         "ACTIVE": frozenset({"DRAIN_STARTED", "OPERATION_FAILED"}),
+    },
+    "Step phase": {
+        "GENERATING": frozenset({"GENERATED", "GAVE_UP"}),
+        "PUBLISHING": frozenset({"PUBLISHED", "GAVE_UP"}),
+        "FINALIZING": frozenset({"FINALIZED", "GAVE_UP"}),
     },
     "Batch gate": {"COMMITTED": frozenset(), "FAILED": frozenset()},
     "Recovery": {

@@ -23,11 +23,13 @@ from relax_infer.engines import closed_grants
 from relax_infer.engines.replica import EngineReplica
 from relax_infer.engines.resident import Resident
 from relax_infer.machines import (
+    ALL,
     BATCH,
     GROUP,
     LEASE,
     RECOVERY,
     REPLICA,
+    STEP,
     GroupEvent,
     GroupState,
     LeaseEvent,
@@ -49,9 +51,11 @@ from workflows.replica_recovery import ReplicaRecovery
 Edge = tuple[StrEnum, StrEnum]
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
-MACHINES: tuple[Machine[Any, Any], ...] = (LEASE, BATCH, REPLICA, GROUP, RECOVERY)
+MACHINES: tuple[Machine[Any, Any], ...] = (LEASE, BATCH, REPLICA, GROUP, RECOVERY, STEP)
 _TWO = ("rollout", "trainer")
 _THREE = ("rollout", "genrm", "trainer")
+TAUGHT = Config(roles=("rollout", "teacher", "trainer"), faults=1)
+JUDGED_AND_TAUGHT = Config(roles=("rollout", "genrm", "teacher", "trainer"), faults=1)
 LOST_LEASE = Config(roles=_TWO, faults=1, allow=frozenset({"lease_lost"}))
 SHALLOW = (
     Config(roles=_TWO, faults=1),
@@ -85,6 +89,10 @@ def _lost(other: str) -> Config:
 
 
 ONE_WAY = {
+    "without Step phase ROLLOUT_OFFLOADING on TEACHING_STARTED": TAUGHT,
+    "without Step phase TEACHER_SCORING on SCORES_IN": TAUGHT,
+    "without Step phase TEACHER_SCORING on GAVE_UP": TAUGHT,
+    "without Step phase GENRM_SCORING on TEACHING_STARTED": JUDGED_AND_TAUGHT,
     "a-group-goes-to-sleep-with-its-token": _three("answer", "late"),
     "what-was-given-up-is-not-asked-to-let-go": _three("answer", "late", replicas=2),
     "an-engine-does-not-ask-whether-its-grant-is-closed": _three("request_lost", "answer", "late"),
@@ -113,7 +121,7 @@ ONE_WAY = {
 @contextmanager
 def fresh() -> Iterator[pytest.MonkeyPatch]:
     """Rules that may be changed and are as before afterwards."""
-    tables = [(machine, machine.transitions) for machine in MACHINES]
+    tables = [(machine, machine.transitions) for machine in ALL]
     with pytest.MonkeyPatch.context() as patch:
         values.forget()
         try:
@@ -142,6 +150,15 @@ def without(machine: Machine[Any, Any], edge: Edge) -> Mutate:
     def mutate(patch: pytest.MonkeyPatch) -> None:
         left = {key: to for key, to in machine.transitions.items() if key != edge}
         _set_transitions(machine, left)
+
+    return mutate
+
+
+def leading_to(machine: Machine[Any, Any], edge: Edge, state: StrEnum) -> Mutate:
+    """The table with one transition that leads elsewhere."""
+
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        _set_transitions(machine, {**machine.transitions, edge: state})
 
     return mutate
 

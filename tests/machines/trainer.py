@@ -113,12 +113,7 @@ def _value(actor: Any, device: _Device) -> Engine:
 def _with(engine: Engine, trouble: str, call: Any) -> tuple[Engine, Exception | None]:
     device = _Device(engine, trouble)
     actor = _actor(engine, device)
-    with replaced(
-        trainer_module,
-        check_gone=device.check_gone,
-        check_not_seen=device.check_not_seen,
-        asyncio=SimpleNamespace(to_thread=_inline),
-    ):
+    with replaced(trainer_module, asyncio=SimpleNamespace(to_thread=_inline)):
         try:
             run(call(actor))
         except (PermanentError, TransientError, UnconfirmedError, StaleFence) as error:

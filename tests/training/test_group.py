@@ -147,6 +147,7 @@ class Group(TrainerGroup):
         made = self.ranks.setdefault(rank, Rank(rank, self.ports))
         if made.unreachable is not None:
             raise made.unreachable
+        self._pids[rank] = 70 + rank
         return made
 
     async def _end(self) -> None:
@@ -277,9 +278,11 @@ async def test_a_rank_that_is_frozen_in_an_update_is_told_and_the_group_is_ended
     for rank in group.ranks.values():
         rank.trouble, rank.beats = _waits_for_ever, itertools.count()
     group.ranks[1].frozen = True
-    told = r"trainer rank 1 on node 10\.0\.0\.1 did not answer"
-    with pytest.raises(UnconfirmedError, match=told):
+    told = r"trainer rank 1 on node 10\.0\.0\.1 \(process 71\) did not answer"
+    with pytest.raises(UnconfirmedError, match=told) as raised:
         await asyncio.wait_for(group.train(request(group.spec)), 5)
+    for said in ("see on node 10.0.0.1", "ps -o pid,stat,lstart,cmd -p 71", "kill -9 71"):
+        assert said in str(raised.value)
     assert group.ends == 1
     assert (await group.train(request(group.spec))).step == 1
 
@@ -291,9 +294,24 @@ async def test_an_update_that_does_not_get_on_is_told(group: Group) -> None:
     for rank in group.ranks.values():
         rank.trouble, rank.beats = _waits_for_ever, itertools.count()
     group.ranks[2].beats = itertools.repeat(7)
-    told = r"trainer rank 2 on node 10\.0\.0\.2 answers, and has not got on"
+    told = r"trainer rank 2 on node 10\.0\.0\.2 \(process 72\) answers, and has not got on"
     with pytest.raises(UnconfirmedError, match=told):
         await asyncio.wait_for(group.train(request(group.spec)), 5)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "hangs"])
+async def test_a_lone_rank_that_is_lost_in_an_update_is_ended_too(
+    group: Group, frozen: bool
+) -> None:
+    """Nobody waits for it; left as it is, it would be asked again and again and never answer."""
+    group.spec = group.spec.model_copy(update={"ranks": 1})
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[0].trouble, group.ranks[0].frozen = _waits_for_ever, frozen
+    with pytest.raises(UnconfirmedError, match=r"did not answer|has not got on"):
+        await asyncio.wait_for(group.train(request(group.spec)), 5)
+    assert group.ends == 1
+    assert (await group.train(request(group.spec))).step == 1
 
 
 async def _takes_long() -> None:
@@ -383,9 +401,25 @@ async def test_a_rank_that_can_be_asked_and_does_not_let_go_refuses_the_word(
     await group.onload(operation(group.spec, "on"))
     group.ranks[1].unreachable = GONE
     group.ranks[2].trouble = raising(trouble)
-    told = re.escape(f"trainer rank 2 on node 10.0.0.2: {trouble}")
-    with pytest.raises(kind, match=told):
+    told = re.escape(f"trainer rank 2 on node 10.0.0.2 (process 72): {trouble}")
+    with pytest.raises(kind, match=told) as raised:
         await group.forget(operation(group.spec, "word"))
+    assert not group.ranks[0].resident
+    named = "kill -9 72" in str(raised.value)
+    assert named == (not isinstance(trouble, PermanentError)), "it is the earlier one that is left"
+
+
+async def test_a_rank_that_hangs_does_not_keep_a_person_waiting_for_its_answer(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its actor answers, and its thread is in an update or in a driver."""
+    monkeypatch.setattr(group_module, "FORGET_SECONDS", 0.05)
+    await group.onload(operation(group.spec, "on"))
+    group.ranks[1].trouble = _waits_for_ever
+    asked = group.forget(operation(group.spec, "word"))
+    with pytest.raises(UnconfirmedError, match=r"rank 1 .*did not answer within") as raised:
+        await asyncio.wait_for(asked, 5)
+    assert "kill -9 71" in str(raised.value)
     assert not group.ranks[0].resident
 
 

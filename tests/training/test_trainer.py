@@ -16,7 +16,7 @@ from relax_infer.contracts.failures import PermanentError, UnconfirmedError
 from relax_infer.contracts.fence import FenceToken, StaleFence
 from relax_infer.contracts.refs import RunRef
 from relax_infer.contracts.training import TrainerSpec, TrainRequest
-from relax_infer.engines import check_evidence, orphans, place
+from relax_infer.engines import check_evidence, host_processes, orphans, place
 from relax_infer.engines.host_processes import this_host
 from relax_infer.engines.place import Place
 from relax_infer.engines.trainer_process import Residence
@@ -262,16 +262,57 @@ async def test_an_earlier_process_that_lives_leaves_everything_unconfirmed(
     _pretend(files, mine, sleeper.pid)
     again = await actor()
     for ask in (again.onload, again.offload):
-        with pytest.raises(UnconfirmedError, match=f"{sleeper.pid}, is still alive"):
+        with pytest.raises(UnconfirmedError, match=f"{sleeper.pid} on node .*, is still alive"):
             await ask(operation(spec, ask.__name__, counter=2))
     sleeper.communicate(b"\n")
     (evidence,) = (await again.offload(operation(spec, "off", counter=2))).evidence
     assert evidence.proof == "process_gone"
 
 
-def _pretend(files: TrainerFiles, mine: Residence, pid: int) -> None:
+@pytest.mark.parametrize("shift", [-3600.0, -0.5, 3600.0])
+async def test_an_earlier_process_is_known_by_its_ticks_also_where_the_clock_was_set(
+    shift: float, spec: TrainerSpec, actor: Make, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """When it was created is counted from the clock of then: an hour off, it seems to be another's
+    process, or one of before the last boot."""
+    await (await actor()).onload(operation(spec, "on"))
+    files = TrainerFiles(spec, 0)
+    mine = files.residence()
+    assert mine is not None
+    started = psutil.Process(sleeper.pid).create_time() + shift
+    _pretend(files, mine, sleeper.pid, started=started)
+    again = await actor()
+    living = f"{sleeper.pid} on node .*, is still alive"
+    with pytest.raises(UnconfirmedError, match=living) as raised:
+        await again.offload(operation(spec, "off", counter=2))
+    assert f"`kill -9 {sleeper.pid}`" in str(raised.value)
+    assert (await again.status()).doubt is not None
+
+
+async def test_what_ran_before_the_last_boot_is_gone_wherever_it_ran(
+    spec: TrainerSpec, actor: Make, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """A container over the same `/tmp` after a reboot: another pid namespace, and no doubt."""
+    await (await actor()).onload(operation(spec, "on"))
+    files = TrainerFiles(spec, 0)
+    mine = files.residence()
+    assert mine is not None
+    _pretend(files, mine, sleeper.pid, pid_namespace="pid:[1]")
+    with pytest.raises(UnconfirmedError, match="in another pid namespace") as raised:
+        await (await actor()).offload(operation(spec, "off"))
+    assert str(files._residence) in str(raised.value)
+    assert f"relax-infer resolve {spec.run.run} " in str(raised.value)
+    _pretend(files, mine, sleeper.pid, pid_namespace="pid:[1]", boot_id="an earlier boot")
+    (evidence,) = (await (await actor()).offload(operation(spec, "off"))).evidence
+    assert evidence.proof == "process_gone"
+
+
+def _pretend(files: TrainerFiles, mine: Residence, pid: int, **changed: object) -> None:
+    row = host_processes.process(pid)
+    assert row is not None
     started = psutil.Process(pid).create_time()
-    other = mine.model_copy(update={"pid": pid, "started": started})
+    what = {"pid": pid, "started": started, "ticks": row.stamp.started, **changed}
+    other = mine.model_copy(update=what)
     files._residence.write_text(other.model_dump_json())
 
 
@@ -329,7 +370,7 @@ async def test_a_word_is_refused_while_an_earlier_process_is_seen(
     assert mine is not None
     _pretend(files, mine, sleeper.pid)
     again = await actor()
-    with pytest.raises(PermanentError, match=f"{sleeper.pid}, is alive on this host"):
+    with pytest.raises(PermanentError, match=f"{sleeper.pid} on node .*, is alive on this host"):
         await again.forget(operation(spec, "word"))
     sleeper.communicate(b"\n")
     assert (await again.forget(operation(spec, "word"))).evidence
