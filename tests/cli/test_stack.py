@@ -51,6 +51,16 @@ async def open_runs(client: Client) -> list[str]:
     return [each.id async for each in client.list_workflows(query)]
 
 
+def begin(temporal: Temporal, run: str) -> None:
+    """A run that goes on, since nobody works on it; listed."""
+
+    async def start(client: Client) -> None:
+        await client.start_workflow("TrainingRun", {}, id=run, task_queue="nobody")
+
+    temporal.do(start)
+    eventually(lambda: run in temporal.do(open_runs))
+
+
 def test_up_passes_its_options_on_and_says_where_everything_is(
     command: Command, temporal: Temporal, calls: Calls, home: Path
 ):
@@ -67,10 +77,7 @@ def test_up_passes_its_options_on_and_says_where_everything_is(
 def test_up_says_which_runs_go_on(
     command: Command, temporal: Temporal, calls: Calls, run_id: str, home: Path
 ):
-    async def start(client: Client) -> None:
-        await client.start_workflow("TrainingRun", {}, id=run_id, task_queue="nobody")
-
-    temporal.do(start)
+    begin(temporal, run_id)
     eventually(lambda: temporal.do(open_runs) == [run_id])
     ended = command("up")
     assert ended.exit_code == 0, ended.output
@@ -272,11 +279,7 @@ def test_a_stack_with_fewer_gpus_is_told_with_the_runs_that_it_has(
 ):
     stack_record(home, temporal.address, gpus=1)
 
-    async def start(client: Client) -> None:
-        await client.start_workflow("TrainingRun", {}, id=run_id, task_queue="nobody")
-
-    temporal.do(start)
-    eventually(lambda: run_id in temporal.do(open_runs))
+    begin(temporal, run_id)
     ended = command("run", "quickstart")
     assert ended.exit_code == 2
     assert f"cluster.gpus: 2, and the local stack in {home} has 1." in ended.stderr
@@ -296,11 +299,7 @@ def test_a_run_that_goes_on_is_watched_whatever_this_machine_lacks(
 ):
     stack_record(home, temporal.address)
 
-    async def start(client: Client) -> None:
-        await client.start_workflow("TrainingRun", {}, id=run_id, task_queue="nobody")
-
-    temporal.do(start)
-    eventually(lambda: run_id in temporal.do(open_runs))
+    begin(temporal, run_id)
     monkeypatch.setattr(_needs, "gpu_count", lambda: 0)
     words = ("--run-id", run_id, "--no-follow", "--set", "cluster.device=cuda")
     ended = command("run", "quickstart", *words)
