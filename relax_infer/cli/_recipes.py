@@ -14,6 +14,7 @@ from relax_infer.config import (
     read_recipe,
     shipped_recipes,
 )
+from relax_infer.config.documents import read_yaml
 from relax_infer.config.placed import Scalar
 from relax_infer.contracts.refs import RUN_ID
 from relax_infer.contracts.run import RunInput
@@ -160,9 +161,7 @@ def _portable(recipe: str) -> str | dict[str, Any]:
     """A name stays one; a file travels as its content, since workers may not see it."""
     if recipe in shipped_recipes():
         return recipe
-    import yaml
-
-    return yaml.safe_load(Path(recipe).read_text())
+    return read_yaml(Path(recipe).read_text())
 
 
 def _paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -178,4 +177,7 @@ def _paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _is_relative(named: str) -> bool:
     path = Path(named)
-    return not path.is_absolute() and path.exists()
+    try:
+        return not path.is_absolute() and path.exists()
+    except OSError:
+        return False  # a text that is longer than a path can be

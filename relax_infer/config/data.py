@@ -1,11 +1,11 @@
 """The recipe's data section: where prompts and right answers come from."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from relax_infer.config.placed import Pattern, Positive, Section, own_rules
+from relax_infer.config.placed import Free, Pattern, Positive, Section, Seed, own_rules
 
 
 def known_source(source: str) -> str:
@@ -33,9 +33,9 @@ class Data(Section):
     `file`: one of your own."""
     held_out: Annotated[int, Field(ge=1)] = 512
     """Problems that are never trained on and serve evaluation; tiny.sort4 has 512 at most."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: Free = Field(default_factory=dict)
     """reasoning-gym: the dataset's own settings, its size among them."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """reasoning-gym: of the dataset's problems. file: of the choice of those held out. Which of
     the others a step draws is the run's seed."""
     system_prompt: str | None = None
@@ -65,7 +65,7 @@ class Data(Section):
     chat: bool = True
     """file: a prompt that is text becomes a user's message in the policy's chat template; false:
     it goes to the policy as it is."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Free = Field(default_factory=dict)
     """file and reasoning-gym: switches of the policy's chat template, for instance
     `enable_thinking: false`."""
     shuffle: bool = True

@@ -1,11 +1,11 @@
 """The recipe's environment: what answers the policy between its turns."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from relax_infer.config.placed import Positive, Seconds, Section
+from relax_infer.config.placed import Free, Positive, Seconds, Section
 
 BUILT_IN = ("retry",)
 
@@ -22,7 +22,7 @@ class Environment(Section):
     source: Annotated[str, AfterValidator(_known_environment)]
     """`retry`: the task's checker says that an answer is wrong, and the policy tries again. Or
     `package.module:name` of what makes an Environment, which the workers can import."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: Free = Field(default_factory=dict)
     """Given to the environment. retry: `again`, what the policy is told after a wrong answer;
     `discount`, the worth of a right answer, times itself with every turn before it."""
     max_turns: Positive = 4

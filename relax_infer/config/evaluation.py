@@ -1,11 +1,11 @@
 """What a run is measured by: named sets of problems that are answered with pinned weights."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from relax_infer.config.data import Sha256, known_source
-from relax_infer.config.placed import Positive, Section, own_rules
+from relax_infer.config.placed import Free, Positive, Section, Seed, own_rules
 
 HELD_OUT = "held_out"
 """Name of the only set, where the recipe names none."""
@@ -26,9 +26,9 @@ class EvaluationSet(Section):
     """Of that file, as data.sha256."""
     problems: Positive = 128
     """So many of them."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: Free = Field(default_factory=dict)
     """Of the other source, as in data.config."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Of the other source, as in data.seed."""
     samples: Positive = 1
     """Answers to each problem."""

@@ -128,7 +128,7 @@ def parse_overrides(assignments: list[str]) -> dict[str, Any]:
                 cure="Write for instance --set train.learning_rate=1.0e-4.",
             )
         try:
-            overrides[key.strip()] = _number(yaml.safe_load(text))
+            overrides[key.strip()] = _number(read_yaml(text))
         except yaml.YAMLError as error:
             raise RecipeError(f"--set {assignment}: the value is not YAML: {error}") from None
     return overrides
@@ -169,7 +169,9 @@ def _no_file(path: Path) -> str | None:
     try:
         if path.is_file():
             return None
-        return "a folder, not a file" if path.is_dir() else "no file of that name"
+        if path.exists():
+            return "a folder, not a file" if path.is_dir() else "no regular file: write it into one"
+        return "no file of that name"
     except OSError as error:
         return f"no file of that name ({error.strerror})"
 

@@ -89,7 +89,10 @@ def _place(recipe: Any, loc: Sequence[int | str]) -> tuple[dict[str, Any], list[
     found: tuple[dict[str, Any], list[str]] | None = None
     for part in loc:
         if isinstance(part, int) and isinstance(here, (list, tuple)):
-            here = cast("Sequence[Any]", here)[part]
+            items = cast("Sequence[Any]", here)
+            if part >= len(items):
+                break  # an item too few
+            here = items[part]
             place.append(str(part))
             continue
         if section is None or not isinstance(part, str) or not isinstance(here, dict):

@@ -1,7 +1,7 @@
 """Parts of the recipe that placement reads: cluster, engines, training ranks."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,7 @@ from pydantic import (
     field_validator,
 )
 
+from relax_infer.config.documents import check_json
 from relax_infer.config.typed import check_kind
 from relax_infer.contracts.fractions import GpuFraction, check_gpu_fraction
 
@@ -23,6 +24,7 @@ MOST_GPUS = 1 << 20
 """Of a cluster, and so of anything in it."""
 Count = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 """Of GPUs, engines or ranks."""
+Seed = Annotated[int, Field(ge=0, le=MOST)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Scalar = str | int | float | bool | None
 
@@ -69,6 +71,8 @@ def _flags(server_args: dict[str, Scalar]) -> dict[str, Scalar]:
     return server_args
 
 
+Free = Annotated[dict[str, Any], AfterValidator(check_json)]
+"""For somebody else to read."""
 ServerArgs = Annotated[dict[str, Scalar], AfterValidator(_flags)]
 
 
@@ -95,9 +99,12 @@ Pattern = Annotated[str, AfterValidator(_regular)]
 
 
 class Section(BaseModel):
-    """A part of the recipe: frozen, unknown fields refused, and texts as numbers."""
+    """A part of the recipe: frozen; unknown fields, texts as numbers and what is no number are
+    refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @field_validator("*", mode="before")
     @classmethod

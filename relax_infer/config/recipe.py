@@ -17,6 +17,7 @@ from relax_infer.config.placed import (
     RolloutModel,
     Seconds,
     Section,
+    Seed,
     ServerGroup,
     ShownName,
     TrainingGroup,
@@ -102,7 +103,7 @@ class Recipe(Section):
 
     name: ShownName
     """Shown in lists and reports."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Of prompts, sampling of mini-batches and the tiny weak policy."""
     steps: Positive = 40
     """Training steps."""
@@ -116,7 +117,7 @@ class Recipe(Section):
     defer_roles: tuple[str, ...] | None = None
     """Mode defer: which of genrm and teacher take a turn of their own; the others are beside the
     rollout. Empty: all that take part."""
-    layout: str | None = None
+    layout: Annotated[str, Field(max_length=1000)] | None = None
     """Which roles hold which part of the shared pool, phase by phase, for instance
     `rollout[1/2] + genrm[1/2] -> teacher -> actor[/]`; actor is the trainer. Empty: as mode
     says."""

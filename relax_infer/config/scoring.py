@@ -1,13 +1,14 @@
 """The recipe's scorers: judges, Teachers, rewards, distillation."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from relax_infer.config.placed import (
     Count,
     Engine,
+    Free,
     ModelId,
     Pattern,
     Positive,
@@ -97,7 +98,7 @@ class GenRM(Section):
     """System message before the prompt."""
     chat: bool = True
     """The prompt is a user's message in the judge's own chat template; false: plain text."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Free = Field(default_factory=dict)
     """Switches of that template, for instance `enable_thinking: false`."""
     verdict: Verdict | None = None
     """How answers to the prompt are read."""

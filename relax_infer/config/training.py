@@ -10,6 +10,8 @@ from relax_infer.contracts.algorithm import AlgorithmSpec, ScheduleSpec
 from relax_infer.contracts.fractions import GpuFraction
 from relax_infer.contracts.weights import WeightTransport
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Algorithm(AlgorithmSpec, Section):
     """How rewards become advantages, and advantages a loss."""
@@ -58,7 +60,7 @@ class Train(Section):
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-4
     """Of AdamW, at the top of its schedule."""
     schedule: Schedule = Schedule()
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Of AdamW."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Of AdamW, for matrices; norms and biases do not decay."""

@@ -146,6 +146,7 @@ def _fault(fault: dict[str, Any], model: Any) -> Fault:
     given = fault.get("input")
     shown = f", got {_shown(given)}"
     message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.replace("String should have", "must have")
     match fault["type"]:
         case "extra_forbidden" if not place or place[-1] != fault["loc"][-1]:
             rule = f"no such field {str(fault['loc'][-1])!r}{shown}"

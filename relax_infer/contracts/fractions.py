@@ -15,10 +15,9 @@ def check_gpu_fraction(value: object) -> float:
     Raises:
         ValueError: it is a bool, a text, None, not finite, or out of range.
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = float(value)
-        if number == 0 or (math.isfinite(number) and 1 / STEPS <= number <= 1):
-            return number
+    given = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if given == 0 or 1 / STEPS <= given <= 1:
+        return float(given)
     raise ValueError(
         f"a share of one GPU must be a finite number from 0 to 1, in Ray's steps of {1 / STEPS}"
     )

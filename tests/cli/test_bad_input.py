@@ -37,6 +37,8 @@ def no_stack_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "quickstart", "--set", "reward=3"], "must be a mapping of fields to values"),
         (["run", "nope"], "recipe nope: no shipped recipe and no file of that name. Shipped: "),
         (["run", "/"], "recipe /: no shipped recipe and a folder, not a file. Shipped: "),
+        (["plan", "/dev/null"], "no shipped recipe and no regular file: write it into one. "),
+        (["plan", "quickstart", "--set", "seed=" + "[" * 5000], "more than 64 lists and mappings"),
         (
             ["run", "n" * 100_000],
             f"{'n' * 200}…: no shipped recipe and no file of that name (File name too long).",

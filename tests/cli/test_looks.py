@@ -151,6 +151,12 @@ def test_each_role_has_a_colour_of_its_own_in_a_terminal(
     assert sorted(drawn.values()) == ["A", "G", "R", "T"]
 
 
+def test_a_model_longer_than_a_path_can_be_is_planned(command: Command):
+    """Its like was a traceback: whether it is a folder here could not be asked."""
+    shown = command("plan", "quickstart", "--set", f"rollout.model={'m/' * 5000}")
+    assert shown.exit_code == 0, shown.output
+
+
 def test_relative_folders_of_every_model_are_told_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from relax_infer.config import RecipeError
 from relax_infer.placement import LayoutError, parse_layout
-from tests.placement.recipes import document, engine, plan, refused
+from tests.placement.recipes import document, engine, plan, read, refused
 
 EXAMPLE = "rollout[1/2] + genrm[1/2] -> teacher -> actor[/]"
 ROLES = document(rollout=engine(4, 2), genrm=engine(4, 4), teacher=engine(8, 8))
@@ -135,11 +136,11 @@ def test_a_layout_of_several_models_gives_the_role_one_block() -> None:
         ("rollout -> learner", 12, "no role 'learner'"),
         ("rollout => actor", 9, "'=' is not part of a layout"),
         ("rollout[1/2][1/2]", 13, "is expected, not '[1/2]'"),
-        (f"rollout[1/{'9' * 5000}]", 8, "9... is not a share"),
+        (f"rollout[1/{'9' * 900}]", 8, "9... is not a share"),
         ("rollout[1/12345678]", 8, "[1/12345678] is not a share"),
         ("rollout[1/\N{ARABIC-INDIC DIGIT THREE}]", 8, "] is not a share"),
         ("rollout[\x1b[31m]", 8, r"[\x1b[31m] is not a share"),
-        ("l" * 5000, 1, "no role 'lll"),
+        ("l" * 900, 1, "no role 'lll"),
     ],
 )
 def test_a_script_off_the_grammar_names_the_character(
@@ -319,3 +320,9 @@ def test_reservations_follow_the_layout() -> None:
     assert plan(apart, layout="rollout[1/2] + genrm[1/2] -> actor")
     (found,) = refused(apart, layout="genrm[1/2] + rollout[1/2] -> actor")
     assert "bundle 0 and 3 more would reserve 1.2" in found.rule
+
+
+def test_a_script_that_nobody_reads_is_refused_before_it_is_parsed() -> None:
+    """A script of 20,000 phases was drawn, and one of as many faults told each."""
+    with pytest.raises(RecipeError, match=r"layout: must have at most 1000 characters"):
+        read(document(), layout="rollout -> " * 20_000 + "actor")
